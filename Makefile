@@ -1,0 +1,28 @@
+# Everything a newcomer needs: `make run` shows the library at work, `make test` proves it.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: run test test-all lint bench clean
+
+run: $(READY)
+	$(BIN)/offsupport demo
+
+test: $(READY) lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not slow and not fault"
+
+test-all: $(READY) lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache demo

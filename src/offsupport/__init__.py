@@ -1,0 +1,33 @@
+"""offsupport makes a trained model right on samples outside its training support.
+
+The names below are loaded when first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "OffsupportError": "offsupport.core.errors",
+}
+_ROOMS = ("bench", "data", "functional", "methods", "nn", "testing")
+
+if TYPE_CHECKING:
+    from offsupport.core.errors import OffsupportError as OffsupportError
+
+__all__ = ["__version__", *_PUBLIC, *_ROOMS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"offsupport.{name}")
+    raise AttributeError(f"module 'offsupport' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

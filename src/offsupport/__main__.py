@@ -1,0 +1,6 @@
+"""Runs the command line: ``python -m offsupport``."""
+
+from offsupport.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Grids of cells: what to run, where the results live, who runs them."""

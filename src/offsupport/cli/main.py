@@ -1,0 +1,43 @@
+"""The command line: one verb per file, errors as sentences, exit codes that scripts can rely on."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from offsupport import __version__
+from offsupport.core.errors import OffsupportError
+
+app = typer.Typer(
+    name="offsupport",
+    help="Makes a trained model right on samples outside its training support.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it.")) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a verb; a mistake of the user's is a sentence and an exit code, never a traceback."""
+    try:
+        app()
+    except OffsupportError as error:
+        sys.stderr.write(f"offsupport: {error.message}\n")
+        if error.remedy:
+            sys.stderr.write(f"  {error.remedy}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("offsupport: interrupted\n")
+        sys.exit(130)

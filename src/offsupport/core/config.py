@@ -1,0 +1,76 @@
+"""Frozen, keyword-only configurations with strict keys and simple type checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from offsupport.core.errors import ConfigError, nearest
+
+C = TypeVar("C")
+
+
+def build(cls: type[C], values: Mapping[str, Any], owner: str) -> C:
+    """Make the dataclass ``cls`` from ``values``; unknown keys and wrong types are errors that say what is allowed.
+
+    Args:
+        cls: A dataclass.
+        values: Field values by name.
+        owner: Whose configuration it is, for the message ("method 'tent'").
+    """
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(typing.cast("Any", cls))]
+    for name, value in values.items():
+        if name not in names:
+            known = nearest(name, names) if names else "It takes none."
+            raise ConfigError(f"Unknown hyper-parameter {name!r} for {owner}.", known)
+        if not _fits(value, hints[name]):
+            raise ConfigError(
+                f"Hyper-parameter {name!r} of {owner} is {value!r}.", f"It must be {_describe(hints[name])}."
+            )
+    return cls(**{name: _widen(value, hints[name]) for name, value in values.items()})
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return the fields of a configuration as plain JSON values."""
+    return dataclasses.asdict(config)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    for option in _options(hint):
+        if typing.get_origin(option) is typing.Literal:
+            if value in typing.get_args(option):
+                return True
+        elif option is float:
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return True
+        elif option is int:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return True
+        elif isinstance(value, typing.get_origin(option) or option):
+            return True
+    return False
+
+
+def _widen(value: Any, hint: Any) -> Any:
+    """An int given where only a float is declared becomes one, so that 1 and 1.0 are the same configuration."""
+    options = _options(hint)
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if is_int and float in options and int not in options else value
+
+
+def _describe(hint: Any) -> str:
+    words = []
+    for option in _options(hint):
+        if typing.get_origin(option) is typing.Literal:
+            words += [repr(choice) for choice in typing.get_args(option)]
+        else:
+            words.append({type(None): "None", float: "a number", int: "an integer"}.get(option, f"of type {option}"))
+    return " or ".join(words)

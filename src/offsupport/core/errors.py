@@ -1,0 +1,71 @@
+"""Errors a person can act on: one sentence about what is wrong, one about what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OffsupportError(Exception):
+    """Base of every error this library raises on purpose.
+
+    Args:
+        message: What is wrong, as a sentence.
+        remedy: What to do about it, as a sentence or a line of code.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(f"{message} {remedy}".strip())
+        self.message = message
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple[type[OffsupportError], tuple[str, str]]:
+        return type(self), (self.message, self.remedy)
+
+
+class ConfigError(OffsupportError):
+    """An unknown name or a hyper-parameter outside its range."""
+
+
+class ModelError(OffsupportError):
+    """The model cannot be used the way it was asked to."""
+
+
+class InputError(OffsupportError):
+    """A tensor or array of the wrong kind, shape or device."""
+
+
+class SourceStatsError(OffsupportError):
+    """Source statistics are missing or belong to something else."""
+
+
+class FileError(OffsupportError):
+    """A file is damaged, unsafe, or not what its name says."""
+
+
+class DataMissingError(OffsupportError):
+    """A data set or a part of it is not where it should be."""
+
+    exit_code = 3
+
+
+class GridIncompleteError(OffsupportError):
+    """Some cells of a grid have no result."""
+
+    exit_code = 4
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a remedy that names the closest known name, or all of them.
+
+    Example:
+        >>> nearest("tnet", ["tent", "bn"])
+        "Did you mean 'tent'?"
+        >>> nearest("zzz", ["tent", "bn"])
+        'Known: bn, tent.'
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."

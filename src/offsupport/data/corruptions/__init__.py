@@ -1,0 +1,1 @@
+"""Common image corruptions (Hendrycks and Dietterich, 2019), batched and seeded."""

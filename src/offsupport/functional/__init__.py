@@ -1,0 +1,1 @@
+"""Pure tensor mathematics, without state."""

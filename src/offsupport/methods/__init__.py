@@ -1,0 +1,1 @@
+"""Test-time adaptation methods: one file each, one base class."""
