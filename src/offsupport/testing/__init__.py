@@ -39,10 +39,7 @@ def check_method(name: str, networks: Mapping[str, Factory] | None = None, **hyp
         >>> check_method("bn", {"batch_norm": NETWORKS["batch_norm"]})
     """
     for where, check in contract(name, networks, **hyper):
-        try:
-            check()
-        except AssertionError as broken:
-            raise AssertionError(f"{where}: {broken}") from broken
+        _run(where, check)
 
 
 def contract(
@@ -64,6 +61,13 @@ def contract(
             yield from ((f"{name}/{key}/{check}", partial(run, case)) for check, run in CHECKS.items())
     yield f"{name}/memory", partial(check_memory, accepted[0])
     yield f"{name}/hyper_parameters", partial(check_hyper_parameters, accepted)
+
+
+def _run(where: str, check: Callable[[], None]) -> None:
+    try:
+        check()
+    except AssertionError as broken:
+        raise AssertionError(f"{where}: {broken}") from broken
 
 
 def refusal(case: Case) -> ModelError | None:

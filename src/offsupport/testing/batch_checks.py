@@ -117,7 +117,7 @@ def check_absurd(case: Case) -> None:
     """After finite but absurd batches, predictions are finite and as good as without, or a collapse was counted."""
     adapter = case.wrap()
     run(adapter, stream(8, size=32))
-    later = [toy_images(32, seed=777 + i) for i in range(12)]
+    later = [toy_images(64, seed=777 + i) for i in range(12)]
     expected = _error(copy.deepcopy(adapter), later)
     absurd = {"zeros": 0.0, "a constant": 0.5, "1e30": 1e30, "-1e30": -1e30}
     for name, value in absurd.items():

@@ -41,7 +41,7 @@ class Case:
     source: bool = True
 
     def wrap(self, model: nn.Module | None = None, **options: Any) -> Adapter:
-        """Adapt ``model``, by default a new copy of the network; hyper-parameters in ``options`` override the case's."""
+        """Adapt ``model``, by default a new copy of the network; ``options`` go before the case's hyper-parameters."""
         model = self.network() if model is None else model
         stats = None
         use = METHODS[self.method].info.source
@@ -92,7 +92,8 @@ def all_same_bits(a: Iterable[Tensor], b: Iterable[Tensor]) -> bool:
 def changed(before: Snapshot, after: Snapshot) -> list[str]:
     """Return the names of everything in the state of an adapter that is not bit-equal."""
     a, b = before.flat(), after.flat()
-    return sorted(name for name in a.keys() | b.keys() if name not in a or name not in b or not same_bits(a[name], b[name]))
+    both = a.keys() & b.keys()
+    return sorted((a.keys() ^ b.keys()) | {name for name in both if not same_bits(a[name], b[name])})
 
 
 def changed_weights(before: Snapshot, after: Snapshot) -> list[str]:
