@@ -55,7 +55,11 @@ def test_error_is_that_of_a_plain_loop():
 
 @pytest.mark.parametrize("protocol", ["online", "continual", "episodic"])
 def test_when_each_protocol_resets(protocol):
-    domains = [*labelled(3, seed=0, domain="fog"), *labelled(2, seed=1, domain="snow"), *labelled(1, seed=2, domain="fog")]
+    domains = [
+        *labelled(3, seed=0, domain="fog"),
+        *labelled(2, seed=1, domain="snow"),
+        *labelled(1, seed=2, domain="fog"),
+    ]
     model = adapted(lr=0.05)
     with quiet():
         result = offsupport.evaluate(model, domains, protocol=protocol)

@@ -89,7 +89,9 @@ def test_nothing_unsafe_is_called_and_files_are_written_whole(path):
     for function, node in calls(ast.parse(path.read_text())):
         assert function not in FORBIDDEN - allowed, f"{name}:{node.lineno}"
         assert not function.endswith(".extractall"), f"{name}:{node.lineno}"
-        assert not any(k.arg == "shell" and ast.unparse(k.value) == "True" for k in node.keywords), f"{name}:{node.lineno}"
+        assert not any(k.arg == "shell" and ast.unparse(k.value) == "True" for k in node.keywords), (
+            f"{name}:{node.lineno}"
+        )
         if name == "core/files.py":
             continue
         assert not function.endswith((".write_text", ".write_bytes")) or function.startswith("files."), (

@@ -92,14 +92,18 @@ def test_seeds_are_pinned_and_do_not_depend_on_the_process():
     assert expected == 4731808582663893418
 
 
-@given(st.lists(st.one_of(st.integers(), st.text()), max_size=4), st.lists(st.one_of(st.integers(), st.text()), max_size=4))
+@given(
+    st.lists(st.one_of(st.integers(), st.text()), max_size=4), st.lists(st.one_of(st.integers(), st.text()), max_size=4)
+)
 def test_seeds_differ_where_the_parts_differ(a, b):
     assert 0 <= derive_seed(*a) < 2**63
     assert (derive_seed(*a) == derive_seed(*b)) == (a == b)
 
 
 def test_seeds_keep_parts_apart():
-    assert len({derive_seed("ab", "c"), derive_seed("a", "bc"), derive_seed("abc"), derive_seed(1), derive_seed("1")}) == 5
+    assert (
+        len({derive_seed("ab", "c"), derive_seed("a", "bc"), derive_seed("abc"), derive_seed(1), derive_seed("1")}) == 5
+    )
 
 
 def test_progress_is_silent_for_short_work_and_plain_lines_off_a_terminal(monkeypatch):

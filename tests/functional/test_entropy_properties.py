@@ -127,7 +127,7 @@ def test_wilson_ends_are_where_the_score_test_just_rejects(pair):
     assert 0 <= low <= k / n + 1e-12
     assert k / n - 1e-12 <= high <= 1
     for end in (low, high):
-        if 0 < end < 1:
+        if 1e-12 < end < 1:
             assert abs(k / n - end) == pytest.approx(z * math.sqrt(end * (1 - end) / n), rel=1e-6, abs=1e-12)
     assert (low < 1e-12) == (k == 0)
     assert wilson(n - k, n) == pytest.approx((1 - high, 1 - low))

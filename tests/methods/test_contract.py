@@ -14,7 +14,9 @@ from offsupport.testing import CHECKS, NETWORKS, Case, check_memory, check_metho
 from offsupport.testing.hyper_checks import check_hyper_parameters
 
 # A method for which source statistics are optional is checked with them and without.
-ROWS = [(name, True) for name in METHODS] + [(name, False) for name in METHODS if METHODS[name].info.source == "optional"]
+ROWS = [(name, True) for name in METHODS] + [
+    (name, False) for name in METHODS if METHODS[name].info.source == "optional"
+]
 REFUSED = {
     ("bn", "group_norm"),
     ("bn", "layer_norm"),
@@ -192,5 +194,7 @@ def test_optional_source_statistics_are_used_where_asked_for():
 def test_networks_are_the_same_each_time_and_not_shared():
     for factory in NETWORKS.values():
         first, second = factory(), factory()
-        assert all(torch.equal(a, b) and a is not b for a, b in zip(first.parameters(), second.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b) and a is not b for a, b in zip(first.parameters(), second.parameters(), strict=True)
+        )
         assert isinstance(first, nn.Module)

@@ -41,7 +41,12 @@ def normalise(bn, x, mean, var):
     return (x - mean) / (var + bn.eps).sqrt() * weight + bias
 
 
-SHAPES = {nn.BatchNorm1d: (6, 4), nn.BatchNorm2d: (6, 4, 5, 5), nn.BatchNorm3d: (6, 4, 2, 3, 3), FusedBatchNorm: (6, 4, 5, 5)}
+SHAPES = {
+    nn.BatchNorm1d: (6, 4),
+    nn.BatchNorm2d: (6, 4, 5, 5),
+    nn.BatchNorm3d: (6, 4, 2, 3, 3),
+    FusedBatchNorm: (6, 4, 5, 5),
+}
 
 
 @pytest.mark.parametrize("cls", SHAPES)
