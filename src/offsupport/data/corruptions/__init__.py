@@ -1,8 +1,8 @@
 """The fifteen standard and four extra image corruptions of Hendrycks & Dietterich (ICLR 2019), batched and seeded."""
 
-from offsupport.data.corruptions import blur, digital, noise  # registers them
+from offsupport.data.corruptions import blur, digital, extra, noise, weather  # registers them
+from offsupport.data.corruptions.apply import corrupt
 from offsupport.data.corruptions.catalogue import ALL, CORRUPTIONS, EXTRA, GROUPS, STANDARD
-from offsupport.data.corruptions.corrupt import corrupt
 from offsupport.data.corruptions.parameters import SETS, max_severity, parameter_set
 
 __all__ = [
@@ -15,7 +15,9 @@ __all__ = [
     "blur",
     "corrupt",
     "digital",
+    "extra",
     "max_severity",
     "noise",
     "parameter_set",
+    "weather",
 ]

@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offsupport.data.corruptions.catalogue import Images, corruption
-from offsupport.data.corruptions.filters import correlate, gaussian_kernel, truncate
+from offsupport.data.corruptions.filters import correlate, gaussian, gaussian_kernel, truncate
+from offsupport.data.corruptions.motion import motion
 from offsupport.data.corruptions.seeding import Streams
+from offsupport.data.corruptions.zoom import zoom_average
 
 
 @corruption("defocus_blur")
@@ -33,3 +35,58 @@ def disc(radius: float, alias: float) -> NDArray[np.float64]:
     weights = correlate(correlate(weights, kernel[:, None], "reflect"), kernel[None, :], "reflect")[0]
     used = slice(empty := int(np.flatnonzero(weights.any(axis=0))[0]), len(grid) - empty)
     return np.asarray(weights[used, used])
+
+
+@corruption("glass_blur")
+def glass_blur(images: Images, streams: Streams, sigma: float, reach: int, rounds: int) -> Images:
+    """Blur, let each pixel take the value of a random neighbour within ``reach``, ``rounds`` times, and blur again.
+
+    The published code means to swap the two pixels, but copies one way, since its pixels are views of one array.
+    """
+    count, side = images.shape[:2]
+    softened = truncate(gaussian(images.astype(np.float64), sigma)).reshape(count, side * side, 3)
+    moved = side - 2 * reach
+    offsets = streams.integers("offsets", -reach, reach, rounds, 2, moved, moved).astype(np.int64)
+    for turn in range(rounds):
+        source = _one_way_copies(side, reach, across=offsets[:, turn, 0], down=offsets[:, turn, 1])
+        softened = np.take_along_axis(softened, source[:, :, None], axis=1)
+    return truncate(gaussian(softened.reshape(images.shape).astype(np.float64), sigma))
+
+
+def _one_way_copies(side: int, reach: int, across: NDArray[np.int64], down: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return (N, H*H): where the value of each pixel was before a scan of copies from the last pixel to the first.
+
+    In the scan each pixel takes what its partner holds at that time. A partner later in the image was visited already
+    and holds what it took itself, so the copies form chains, which are followed to their ends, doubling each time.
+    """
+    inner = slice(reach + 1, side - reach + 1)  # the visited pixels; the offsets are in scan order
+    pixels = np.arange(side * side).reshape(side, side)
+    partner = np.tile(pixels, (len(across), 1, 1))
+    partner[:, inner, inner] += (down * side + across)[:, ::-1, ::-1]
+    visited = np.zeros((side, side), bool)
+    visited[inner, inner] = True
+    partner = partner.reshape(len(across), -1)
+    chained = visited.reshape(-1)[partner] & (partner > pixels.reshape(-1))
+    while chained.any():
+        onward = np.take_along_axis(partner, partner, axis=1)
+        chained, partner = (
+            chained & np.take_along_axis(chained, partner, axis=1),
+            np.where(chained, onward, partner),
+        )
+    return partner
+
+
+@corruption("motion_blur")
+def motion_blur(images: Images, streams: Streams, radius: float, sigma: float) -> Images:
+    """Smear along a direction up to 45 degrees from the horizontal."""
+    angle = 90 * streams.uniform("angle", 1)[:, 0].astype(np.float64) - 45
+    return motion(images, angle, radius, sigma)
+
+
+@corruption("zoom_blur")
+def zoom_blur(images: Images, streams: Streams, factors: tuple[float, ...]) -> Images:
+    """Average the image and its zooms into the centre."""
+    count, side = images.shape[:2]
+    pixels = images.reshape(count, side * side, 3).transpose(1, 0, 2).reshape(side * side, count * 3)
+    levels = truncate(zoom_average(side, factors) @ pixels.astype(np.float64))
+    return np.ascontiguousarray(levels.reshape(side, side, count, 3).transpose(2, 0, 1, 3))
