@@ -4,6 +4,7 @@ from offsupport.data.corruptions import blur, digital, extra, noise, weather  # 
 from offsupport.data.corruptions.apply import corrupt
 from offsupport.data.corruptions.catalogue import ALL, CORRUPTIONS, EXTRA, GROUPS, STANDARD
 from offsupport.data.corruptions.parameters import SETS, max_severity, parameter_set
+from offsupport.data.corruptions.sheet import contact_sheet
 
 __all__ = [
     "ALL",
@@ -13,6 +14,7 @@ __all__ = [
     "SETS",
     "STANDARD",
     "blur",
+    "contact_sheet",
     "corrupt",
     "digital",
     "extra",

@@ -44,36 +44,39 @@ def glass_blur(images: Images, streams: Streams, sigma: float, reach: int, round
     The published code means to swap the two pixels, but copies one way, since its pixels are views of one array.
     """
     count, side = images.shape[:2]
-    softened = truncate(gaussian(images.astype(np.float64), sigma)).reshape(count, side * side, 3)
+    softened = truncate(gaussian(images.astype(np.float64), sigma)).reshape(count * side * side, 3)
     moved = side - 2 * reach
     offsets = streams.integers("offsets", -reach, reach, rounds, 2, moved, moved).astype(np.int64)
     for turn in range(rounds):
-        source = _one_way_copies(side, reach, across=offsets[:, turn, 0], down=offsets[:, turn, 1])
-        softened = np.take_along_axis(softened, source[:, :, None], axis=1)
+        source = one_way_copies(side, reach, across=offsets[:, turn, 0], down=offsets[:, turn, 1])
+        softened = softened.take(source, axis=0)
     return truncate(gaussian(softened.reshape(images.shape).astype(np.float64), sigma))
 
 
-def _one_way_copies(side: int, reach: int, across: NDArray[np.int64], down: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return (N, H*H): where the value of each pixel was before a scan of copies from the last pixel to the first.
+def one_way_copies(side: int, reach: int, across: NDArray[np.int64], down: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each of the N*H*H pixels had its value before a scan of copies from the last pixel to the first.
 
     In the scan each pixel takes what its partner holds at that time. A partner later in the image was visited already
     and holds what it took itself, so the copies form chains, which are followed to their ends, doubling each time.
+
+    Args:
+        side: H.
+        reach: Pixels this close to the border are not visited; the same below ``reach + 1`` from the top and left.
+        across: (N, H - 2 reach, H - 2 reach) horizontal offsets of the partners, in the order of the scan.
+        down: The vertical ones.
     """
-    inner = slice(reach + 1, side - reach + 1)  # the visited pixels; the offsets are in scan order
-    pixels = np.arange(side * side).reshape(side, side)
-    partner = np.tile(pixels, (len(across), 1, 1))
+    inner = slice(reach + 1, side - reach + 1)
+    pixels = np.arange(len(across) * side * side)
+    partner = pixels.reshape(-1, side, side).copy()
     partner[:, inner, inner] += (down * side + across)[:, ::-1, ::-1]
-    visited = np.zeros((side, side), bool)
-    visited[inner, inner] = True
-    partner = partner.reshape(len(across), -1)
-    chained = visited.reshape(-1)[partner] & (partner > pixels.reshape(-1))
+    partner = partner.ravel()
+    visited = np.zeros((len(across), side, side), bool)
+    visited[:, inner, inner] = True
+    chained = visited.take(partner) & (partner > pixels)
     while chained.any():
-        onward = np.take_along_axis(partner, partner, axis=1)
-        chained, partner = (
-            chained & np.take_along_axis(chained, partner, axis=1),
-            np.where(chained, onward, partner),
-        )
-    return partner
+        onward = partner.take(partner)
+        chained, partner = chained & chained.take(partner), np.where(chained, onward, partner)
+    return np.asarray(partner)
 
 
 @corruption("motion_blur")

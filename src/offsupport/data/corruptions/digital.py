@@ -12,8 +12,14 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter1d
 
 from offsupport.data.corruptions.catalogue import Images, corruption
-from offsupport.data.corruptions.filters import Levels, truncate
+from offsupport.data.corruptions.filters import truncate
 from offsupport.data.corruptions.seeding import Streams
+
+Border = Literal["reflect", "symmetric"]
+"""What lies outside the image: its mirror about the border pixel or about its outer edge, named as in ``np.pad``."""
+
+FourChannels = NDArray[np.float32]
+"""(N, H, H, 4) levels of red, green, blue and an empty channel."""
 
 
 @corruption("contrast")
@@ -38,14 +44,16 @@ def elastic_transform(images: Images, streams: Streams, alpha: float, sigma: flo
     """
     side = images.shape[1]
     moves = jitter * (2 * streams.uniform("points", 3, 2).astype(np.float64) - 1)
-    levels = sample(images.astype(np.float64), *affine_source(side, moves), border="reflect")
+    levels = np.zeros((*images.shape[:3], 4), np.float32)
+    levels[..., :3] = images
+    levels = sample(levels, *affine_source(side, moves), border="reflect")
     if alpha:
         smooth = smoothing(side, sigma)
         field = 2 * streams.uniform("field", 2, side, side).astype(np.float64) - 1
         across, down = np.moveaxis(alpha * (smooth @ field @ smooth.T), 1, 0)
         grid = np.arange(side, dtype=np.float64)
         levels = sample(levels, grid[:, None] + down, grid + across, border="symmetric")
-    return truncate(levels)
+    return truncate(levels[..., :3])
 
 
 def affine_source(side: int, moves: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -74,30 +82,42 @@ def smoothing(side: int, sigma: float) -> NDArray[np.float64]:
 
 
 def sample(
-    levels: Levels, rows: NDArray[np.float64], columns: NDArray[np.float64], border: Literal["reflect", "symmetric"]
-) -> Levels:
-    """Return (N, H, W, C) images at (N, H, W) real positions by bilinear interpolation; borders as in ``np.pad``."""
+    levels: FourChannels, rows: NDArray[np.float64], columns: NDArray[np.float64], border: Border
+) -> FourChannels:
+    """Return (N, H, H, 4) images at (N, H, H) real positions by bilinear interpolation.
+
+    Four channels of four bytes move as one number of sixteen, several times faster than three at a time.
+    """
     count, side = levels.shape[:2]
-    flat = levels.reshape(count * side * side, -1)
+    pixels = levels.view(np.complex128).ravel()
     first = (np.arange(count) * side * side)[:, None, None]
-    (top, bottom), below = _neighbours(rows, side, border)
-    (left, right), beside = _neighbours(columns, side, border)
+    top, bottom, below = _neighbours(rows, side, border)
+    left, right, beside = _neighbours(columns, side, border)
     top, bottom = first + top * side, first + bottom * side
-    below, beside = below[..., None], beside[..., None]
-    upper = flat[top + left] * (1 - beside) + flat[top + right] * beside
-    lower = flat[bottom + left] * (1 - beside) + flat[bottom + right] * beside
-    return np.asarray(upper * (1 - below) + lower * below)
+
+    def between(row: NDArray[np.int64]) -> FourChannels:
+        near, far = (pixels.take(row + column).view(np.float32).reshape(levels.shape) for column in (left, right))
+        far -= near
+        far *= beside
+        near += far
+        return near
+
+    upper, lower = between(top), between(bottom)
+    lower -= upper
+    lower *= below
+    upper += lower
+    return upper
 
 
 def _neighbours(
-    position: NDArray[np.float64], side: int, border: Literal["reflect", "symmetric"]
-) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]:
+    position: NDArray[np.float64], side: int, border: Border
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
     """Return the two pixels around each position, folded back into the image, and the weight of the second."""
     floor = np.floor(position)
-    before = floor.astype(np.int64)
-    reach = int(max(-before.min(initial=0), before.max(initial=0) + 2 - side, 0))
+    reach = int(max(-floor.min(initial=0), floor.max(initial=0) + 2 - side, 0))
     folded = np.pad(np.arange(side), reach, mode=border)
-    return (folded[before + reach], folded[before + reach + 1]), position - floor
+    before = floor.astype(np.int64) + reach
+    return folded.take(before), folded.take(before + 1), (position - floor).astype(np.float32)[..., None]
 
 
 @corruption("pixelate")
