@@ -40,7 +40,9 @@ class Cell:
         try:
             return canonical_json({"kind": self.kind, "config": _plain(self.config)})
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"A setting of this cell is not a JSON value ({error}).", f"{dict(self.config)}") from None
+            raise ConfigError(
+                f"A setting of this cell is not a JSON value ({error}).", f"{dict(self.config)}"
+            ) from None
 
     @cached_property
     def key(self) -> str:

@@ -7,6 +7,9 @@ import sys
 import typer
 
 from offsupport import __version__
+from offsupport.cli.demo import demo
+from offsupport.cli.doctor import doctor
+from offsupport.cli.listing import list_
 from offsupport.core.errors import OffsupportError
 
 app = typer.Typer(
@@ -16,6 +19,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("demo")(demo)
+app.command("list")(list_)
+app.command("doctor")(doctor)
 
 
 def _version(wanted: bool) -> None:
