@@ -58,12 +58,12 @@ def test_small_images_equal_the_loop(name, severity):
     compare(name, severity, side=32, count=4)
 
 
-@pytest.mark.parametrize(("name", "severity"), MIDDLE.items())
+@pytest.mark.parametrize(("name", "severity"), list(MIDDLE.items()))
 def test_images_of_64_pixels_equal_the_loop(name, severity):
     compare(name, severity, side=64, count=2)
 
 
-@pytest.mark.parametrize(("name", "severity"), LARGE.items())
+@pytest.mark.parametrize(("name", "severity"), list(LARGE.items()))
 def test_large_images_equal_the_loop(name, severity):
     compare(name, severity, side=224, count=1)
 
