@@ -69,19 +69,23 @@ class Corrupted(Dataset):
         return images if self.jpeg is None else np.stack([decode_image(encode_jpeg(i, self.jpeg)) for i in images])
 
     def _hash(self) -> str:
-        return sha256_bytes(canonical_json([self.base.sha256, self._recipe(), self._frost_hash()]).encode())
+        return sha256_bytes(canonical_json([self.base.sha256, self._recipe(), self._frost()]).encode())
 
     def _recipe(self) -> dict[str, Any]:
         recipe = {"corruption": self.corruption, "severity": self.severity, "block": self.block, "seed": self.seed}
         return recipe if self.jpeg is None else {**recipe, "jpeg": self.jpeg}
 
-    def _frost_hash(self) -> list[list[str]] | None:
-        if self.frost_dir is None or self.corruption != "frost":
-            return None
-        files = sorted(Path(self.frost_dir).glob("frost[1-6].*"))
-        return [[file.name, sha256_file(file)] for file in files]
-
     def facts(self) -> dict[str, Any]:
         """What a result must state about this data, the recipe included."""
-        frost = {"frost": "synthetic" if self.frost_dir is None else "folder"} if self.corruption == "frost" else {}
-        return {**super().facts(), "recipe": {**self._recipe(), **frost, "base": self.base.facts()}}
+        return {**super().facts(), "recipe": {**self._recipe(), "frost": self._frost(), "base": self.base.facts()}}
+
+    def _frost(self) -> str | None:
+        return frost_source(self.frost_dir) if self.corruption == "frost" else None
+
+
+def frost_source(frost_dir: Path | str | None) -> str:
+    """Return which frost textures are used: ``synthetic``, or the hash of those in a folder."""
+    if frost_dir is None:
+        return "synthetic"
+    files = [[file.name, sha256_file(file)] for file in sorted(Path(frost_dir).glob("frost[1-6].*"))]
+    return sha256_bytes(canonical_json(files).encode())
