@@ -77,12 +77,12 @@ class Layout(ABC):
         """Return how many images a unit makes."""
 
     @abstractmethod
-    def run(self, job: Job, unit: Unit) -> list[str]:
-        """Compute a unit (in a worker) and return the source images it had to skip."""
+    def run(self, job: Job, unit: Unit) -> None:
+        """Compute a unit (in a worker)."""
 
     @abstractmethod
-    def finish(self, job: Job, corruption: str) -> Files:
-        """Put a corruption whose units are done in its final place and return its entries of the manifest."""
+    def finish(self, job: Job, corruption: str) -> tuple[Files, list[str]]:
+        """Put a finished corruption in its place; return its entries of the manifest and the images left out."""
 
     @abstractmethod
     def listed(self, corruption: str) -> list[str]:
@@ -91,6 +91,10 @@ class Layout(ABC):
     @abstractmethod
     def clear(self, job: Job, corruption: str) -> None:
         """Remove the units of a finished corruption."""
+
+    @abstractmethod
+    def discard(self, job: Job, corruption: str) -> None:
+        """Remove a corruption that turned out damaged."""
 
     @abstractmethod
     def problems(self, folder: Path, files: Files) -> dict[str, str]:

@@ -23,9 +23,9 @@ from offsupport import __version__
 from offsupport.core.errors import ConfigError, FileError, OffsupportError, nearest
 from offsupport.core.files import folder_lock, read_json, write_json
 from offsupport.core.progress import progress
+from offsupport.data.cifar import CIFAR10, CIFAR100
 from offsupport.data.corrupted import frost_source
 from offsupport.data.corruptions import ALL, STANDARD
-from offsupport.data.cifar import CIFAR10, CIFAR100
 from offsupport.data.making.job import PARTS, Job, Layout, Unit
 from offsupport.data.making.npy import NpyLayout
 from offsupport.data.making.pool import worker_pool
@@ -136,10 +136,15 @@ def _versions() -> dict[str, str]:
 
 
 def _is_done(job: Job, corruption: str, manifest: dict[str, Any]) -> bool:
-    """Whether the manifest lists this corruption and its files are as it says."""
+    """Whether the manifest lists this corruption and its files are as it says; damaged ones are removed."""
     layout = LAYOUTS[job.name]
-    listed = {file: manifest["files"].get(file) for file in layout.listed(corruption)}
-    return all(listed.values()) and layout.problems(job.folder, listed) == {}
+    listed = {file: manifest["files"][file] for file in layout.listed(corruption) if file in manifest["files"]}
+    if not listed:
+        return False
+    if layout.problems(job.folder, listed):
+        layout.discard(job, corruption)
+        return False
+    return True
 
 
 def _work_off(job: Job, corruptions: Sequence[str], manifest: dict[str, Any], workers: int) -> None:
@@ -150,8 +155,7 @@ def _work_off(job: Job, corruptions: Sequence[str], manifest: dict[str, Any], wo
     with progress(f"Making {job.name}", total) as advance:
         for corruption in [c for c, units in pending.items() if not units]:
             _finish(job, corruption, manifest)
-        for unit, skipped in _compute(job, [unit for units in pending.values() for unit in units], workers):
-            manifest["skipped"] = sorted({*manifest["skipped"], *skipped})
+        for unit in _compute(job, [unit for units in pending.values() for unit in sorted(units)], workers):
             pending[unit.corruption].discard(unit)
             advance(layout.size(job, unit), f"{unit.corruption} {unit.severity}")
             if not pending[unit.corruption]:
@@ -159,15 +163,16 @@ def _work_off(job: Job, corruptions: Sequence[str], manifest: dict[str, Any], wo
     write_json(job.folder / MANIFEST, manifest)
 
 
-def _compute(job: Job, units: Sequence[Unit], workers: int) -> Iterator[tuple[Unit, list[str]]]:
-    """Yield (unit, skipped files) as the workers finish."""
+def _compute(job: Job, units: Sequence[Unit], workers: int) -> Iterator[Unit]:
+    """Yield the units as the workers finish them."""
     if not units:
         return
     try:
         with worker_pool(workers) as pool:
             waiting = {pool.submit(LAYOUTS[job.name].run, job, unit): unit for unit in units}
             for future in as_completed(waiting):
-                yield waiting[future], future.result()
+                future.result()
+                yield waiting[future]
     except BrokenProcessPool as error:
         raise OffsupportError(
             "A worker process died (it was killed, or memory ran out).",
@@ -176,6 +181,8 @@ def _compute(job: Job, units: Sequence[Unit], workers: int) -> Iterator[tuple[Un
 
 
 def _finish(job: Job, corruption: str, manifest: dict[str, Any]) -> None:
-    manifest["files"].update(LAYOUTS[job.name].finish(job, corruption))
+    files, skipped = LAYOUTS[job.name].finish(job, corruption)
+    manifest["files"].update(files)
+    manifest["skipped"] = sorted({*manifest["skipped"], *skipped})
     write_json(job.folder / MANIFEST, manifest)
     LAYOUTS[job.name].clear(job, corruption)

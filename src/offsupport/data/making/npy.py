@@ -34,16 +34,15 @@ class NpyLayout(Layout):
         """All images at one severity."""
         return len(job.clean)
 
-    def run(self, job: Job, unit: Unit) -> list[str]:
+    def run(self, job: Job, unit: Unit) -> None:
         """Corrupt the whole split at one severity, piece by piece, into a file of raw pixels."""
         corrupted = Corrupted(job.clean, unit.corruption, unit.severity, job.seed, frost_dir=job.frost_dir)
         with atomic(_part(job, unit)) as file:
             for start in range(0, len(corrupted), _CHUNK):
                 rows = np.arange(start, min(start + _CHUNK, len(corrupted)))
                 file.write(np.ascontiguousarray(corrupted.images(rows)).data)
-        return []
 
-    def finish(self, job: Job, corruption: str) -> Files:
+    def finish(self, job: Job, corruption: str) -> tuple[Files, list[str]]:
         """Join the five parts to one .npy file."""
         path = job.folder / f"{corruption}.npy"
         height, width = job.clean.image_size
@@ -54,7 +53,7 @@ class NpyLayout(Layout):
             for severity in SEVERITIES:
                 with _part(job, Unit(corruption, severity, "")).open("rb") as part:
                     shutil.copyfileobj(part, file, 1 << 20)
-        return {path.name: describe_file(path)}
+        return {path.name: describe_file(path)}, []
 
     def listed(self, corruption: str) -> list[str]:
         """The one file."""
@@ -64,6 +63,10 @@ class NpyLayout(Layout):
         """Delete the five parts."""
         for severity in SEVERITIES:
             _part(job, Unit(corruption, severity, "")).unlink(missing_ok=True)
+
+    def discard(self, job: Job, corruption: str) -> None:
+        """Delete the file."""
+        (job.folder / f"{corruption}.npy").unlink(missing_ok=True)
 
     def problems(self, folder: Path, files: Files) -> dict[str, str]:
         """Compare size and hash of each file."""

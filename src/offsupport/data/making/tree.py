@@ -1,7 +1,7 @@
 """The layout of ImageNet-C: ``<corruption>/<severity>/<class>/*.JPEG`` of quality 85.
 
-Hashes are in ``checksums/<corruption>-<severity>.sha256``, in the format of ``sha256sum``; the manifest lists the hashes
-of those lists.
+Hashes are in ``checksums/<corruption>-<severity>.sha256``, in the format of ``sha256sum``; the manifest lists the
+hashes of those lists.
 """
 
 from __future__ import annotations
@@ -44,22 +44,21 @@ class TreeLayout(Layout):
         """The images of the class."""
         return len(_rows_of(job, unit.part))
 
-    def run(self, job: Job, unit: Unit) -> list[str]:
+    def run(self, job: Job, unit: Unit) -> None:
         """Corrupt the images of one class at one severity into a folder of JPEG files."""
-        rows, images, skipped = _read_class(job, unit.part)
         final = _part(job, unit)
         half = final.with_name(f"{final.name}.tmp")
         half.mkdir(parents=True)
-        if rows:
-            images = corrupt(
-                images, unit.corruption, unit.severity, job.seed, index=np.asarray(rows), frost_dir=job.frost_dir
-            )
-        for row, image in zip(rows, images, strict=True):
-            _write_synced(half / f"{Path(_folder(job).files[row]).stem}.JPEG", encode_jpeg(image))
+        for row in _rows_of(job, unit.part):
+            image = _read(job, row)
+            if image is not None:
+                corrupted = corrupt(
+                    image[None], unit.corruption, unit.severity, job.seed, index=[row], frost_dir=job.frost_dir
+                )
+                _write_synced(half / Path(_target(_folder(job).files[row])).name, encode_jpeg(corrupted[0]))
         half.rename(final)
-        return skipped
 
-    def finish(self, job: Job, corruption: str) -> Files:
+    def finish(self, job: Job, corruption: str) -> tuple[Files, list[str]]:
         """Move the five trees to their place and list the hashes of their files."""
         files: Files = {}
         for severity in SEVERITIES:
@@ -70,7 +69,7 @@ class TreeLayout(Layout):
             sums = job.folder / _sums(corruption, severity)
             write_text(sums, _checksums(job.folder, final))
             files[_sums(corruption, severity)] = describe_file(sums)
-        return files
+        return files, _skipped(job, _final(job.folder, corruption, 1))
 
     def listed(self, corruption: str) -> list[str]:
         """The five lists of hashes."""
@@ -78,6 +77,10 @@ class TreeLayout(Layout):
 
     def clear(self, job: Job, corruption: str) -> None:
         """Nothing is left: the units were moved."""
+
+    def discard(self, job: Job, corruption: str) -> None:
+        """Delete the five trees."""
+        shutil.rmtree(job.folder / corruption, ignore_errors=True)
 
     def problems(self, folder: Path, files: Files) -> dict[str, str]:
         """Compare every image with the list that names it, and the lists with the manifest."""
@@ -104,19 +107,23 @@ def _checksums(folder: Path, tree: Path) -> str:
     return "".join(f"{sha256_file(file)}  {file.relative_to(folder).as_posix()}\n" for file in names)
 
 
-def _read_class(job: Job, name: str) -> tuple[list[int], Images, list[str]]:
-    """Return the readable rows of a class, their images, and the files that cannot be read."""
-    rows, images, skipped = [], [], []
-    for row in _rows_of(job, name):
-        try:
-            images.append(_folder(job).read(row))
-        except FileError:
-            if not job.skip_bad:
-                raise
-            skipped.append(_folder(job).files[row])
-        else:
-            rows.append(row)
-    return rows, np.stack(images) if images else np.empty((0, 0, 0, 3), np.uint8), skipped
+def _read(job: Job, row: int) -> Images | None:
+    """Return an image; None for one that cannot be read and may be skipped."""
+    try:
+        return _folder(job).read(row)
+    except FileError:
+        if job.skip_bad:
+            return None
+        raise
+
+
+def _skipped(job: Job, tree: Path) -> list[str]:
+    """Return the clean images that have no counterpart in a finished tree."""
+    return [file for file in _folder(job).files if not (tree / _target(file)).is_file()]
+
+
+def _target(file: str) -> str:
+    return Path(file).with_suffix(".JPEG").as_posix()
 
 
 def _rows_of(job: Job, name: str) -> list[int]:
