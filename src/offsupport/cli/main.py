@@ -7,6 +7,7 @@ import sys
 import typer
 
 from offsupport import __version__
+from offsupport.cli import data
 from offsupport.core.errors import OffsupportError
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(data.app, name="data")
 
 
 def _version(wanted: bool) -> None:
