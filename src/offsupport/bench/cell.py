@@ -40,7 +40,9 @@ class Cell:
         try:
             return canonical_json({"kind": self.kind, "config": _plain(self.config)})
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"A setting of this cell is not a JSON value ({error}).", f"{dict(self.config)}") from None
+            raise ConfigError(
+                f"A setting of this cell is not a JSON value ({error}).", f"{dict(self.config)}"
+            ) from None
 
     @cached_property
     def key(self) -> str:
@@ -104,7 +106,7 @@ KINDS: Registry[Kind] = Registry("kind of cell")
 
 def make_cell(kind: str, config: Any) -> Cell:
     """Return the cell of a configuration dataclass, every field included."""
-    return Cell(kind, dataclasses.asdict(config))
+    return Cell(kind, {field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
 
 
 def compute(cell: Cell, place: Place) -> Outcome:
