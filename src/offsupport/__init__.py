@@ -12,6 +12,11 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "OffsupportError": "offsupport.core.errors",
+    "adapt": "offsupport.methods.factory",
+    "evaluate": "offsupport.evaluation",
+    "list_methods": "offsupport.methods.factory",
+    "load_adapted": "offsupport.methods.factory",
+    "source_stats": "offsupport.methods.factory",
 }
 _ROOMS = ("bench", "data", "functional", "methods", "nn", "testing")
 

@@ -1,0 +1,103 @@
+"""Corrupted data that is stored nowhere: a clean data set whose images are corrupted when they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offsupport.core.errors import ConfigError, nearest
+from offsupport.core.files import canonical_json, sha256_bytes, sha256_file
+from offsupport.data.dataset import Dataset, Images, Rows, Source
+from offsupport.data.pictures import decode_image, encode_jpeg
+
+MAX_SEVERITY = {"impulse_noise": 10}
+"""Severities reach 5 as published; impulse noise is continued to 10."""
+
+
+class Corrupted(Dataset):
+    """``base`` under one corruption, computed on the fly; row i is always the same pixels, however it is read.
+
+    The hash names the recipe (hash of the base, corruption, severity, seed, block, frost textures), so it costs no
+    more than that of the base.
+
+    Args:
+        base: The clean data.
+        corruption: One of the nineteen names.
+        severity: 1 to 5; impulse noise to 10.
+        seed: Of the corruption's own random draws; ``data make`` with the same seed writes the same pixels.
+        block: Corrupt only a square of this side at a random place of each image; None for the whole image.
+        frost_dir: Folder of the official frost textures; None for synthetic ones.
+        jpeg: Pass the result through a JPEG of this quality, as the 224-pixel release does; None for raw pixels.
+        name: What it is called in results.
+    """
+
+    source: Source = "generated"
+
+    def __init__(
+        self,
+        base: Dataset,
+        corruption: str,
+        severity: int,
+        seed: int = 0,
+        *,
+        block: int | None = None,
+        frost_dir: Path | str | None = None,
+        jpeg: int | None = None,
+        name: str = "",
+    ) -> None:
+        super().__init__(name or f"{base.name}-c", base.labels, base.classes)
+        check_corruption(corruption, severity)
+        self.base = base
+        self.corruption = corruption
+        self.severity = severity
+        self.seed = seed
+        self.block = block
+        self.frost_dir = frost_dir
+        self.jpeg = jpeg
+
+    def images(self, indices: Rows) -> Images:
+        """Return these rows, corrupted."""
+        from offsupport.data.corruptions import corrupt
+
+        rows = np.asarray(indices, dtype=np.int64)
+        images = corrupt(
+            self.base.images(rows),
+            self.corruption,
+            self.severity,
+            self.seed,
+            block=self.block,
+            index=rows,
+            frost_dir=self.frost_dir,
+        )
+        return images if self.jpeg is None else np.stack([decode_image(encode_jpeg(i, self.jpeg)) for i in images])
+
+    def _hash(self) -> str:
+        return sha256_bytes(canonical_json([self.base.sha256, self._recipe(), self._frost_hash()]).encode())
+
+    def _recipe(self) -> dict[str, Any]:
+        recipe = {"corruption": self.corruption, "severity": self.severity, "block": self.block, "seed": self.seed}
+        return recipe if self.jpeg is None else {**recipe, "jpeg": self.jpeg}
+
+    def _frost_hash(self) -> list[list[str]] | None:
+        if self.frost_dir is None or self.corruption != "frost":
+            return None
+        files = sorted(Path(self.frost_dir).glob("frost[1-6].*"))
+        return [[file.name, sha256_file(file)] for file in files]
+
+    def facts(self) -> dict[str, Any]:
+        """What a result must state about this data, the recipe included."""
+        frost = {"frost": "synthetic" if self.frost_dir is None else "folder"} if self.corruption == "frost" else {}
+        return {**super().facts(), "recipe": {**self._recipe(), **frost, "base": self.base.facts()}}
+
+
+def check_corruption(corruption: str, severity: int) -> None:
+    """Refuse an unknown corruption (naming the nearest) and a severity out of its range."""
+    from offsupport.data.corruptions import ALL
+
+    if corruption not in ALL:
+        raise ConfigError(f"Unknown corruption {corruption!r}.", nearest(corruption, ALL))
+    highest = MAX_SEVERITY.get(corruption, 5)
+    if not 1 <= severity <= highest:
+        raise ConfigError(f"Severity {severity} of {corruption} does not exist.", f"Choose 1 to {highest}.")

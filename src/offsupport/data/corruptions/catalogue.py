@@ -1,0 +1,53 @@
+"""The names of the corruptions and the functions behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offsupport.core.registry import Registry
+
+Images = NDArray[np.uint8]
+"""(N, H, W, 3) images of one square size."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    "weather": ("snow", "frost", "fog", "brightness"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+    "extra": ("speckle_noise", "gaussian_blur", "spatter", "saturate"),
+}
+"""Corruptions by kind; "extra" is for validation and takes no part in published averages."""
+
+EXTRA = GROUPS["extra"]
+STANDARD = tuple(name for group, names in GROUPS.items() if group != "extra" for name in names)
+ALL = STANDARD + EXTRA
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """How a corruption is computed.
+
+    Args:
+        apply: Takes images, their random streams and the constants of one severity; returns new images.
+        pixels: How many pixels to work on at a time, so that what is in work stays in the processor's cache.
+    """
+
+    apply: Callable[..., Images]
+    pixels: int = 1 << 16
+
+
+CORRUPTIONS: Registry[Corruption] = Registry("corruption")
+
+
+def corruption(name: str, pixels: int = 1 << 16) -> Callable[[Callable[..., Images]], Callable[..., Images]]:
+    """Return a decorator that registers a function as the corruption ``name``."""
+
+    def store(apply: Callable[..., Images]) -> Callable[..., Images]:
+        CORRUPTIONS.register(name)(Corruption(apply, pixels))
+        return apply
+
+    return store

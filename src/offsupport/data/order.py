@@ -1,0 +1,132 @@
+"""In which order images come: pure functions from labels to permutations and plans of batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from offsupport.core.seeds import derive_seed
+from offsupport.data.dataset import Labels, little_endian
+
+Order: TypeAlias = Literal["iid", "sorted", "dirichlet"]
+ORDERS: tuple[Order, ...] = ("iid", "sorted", "dirichlet")
+MIXED = "mixed"
+"""The domain name of batches that draw from several domains."""
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+
+
+class Plan(NamedTuple):
+    """Every batch of a stream, as numbers: image i is row ``rows[i]`` of domain ``domain[i]``."""
+
+    domain: Integers
+    rows: Integers
+    bounds: Integers
+    """Batch b holds images ``bounds[b]`` to ``bounds[b + 1]``."""
+
+    def hash(self, names: Sequence[str]) -> str:
+        """Return the sha256 over domain names, rows and batch boundaries."""
+        sha = hashlib.sha256("\n".join(names).encode())
+        for part in self:
+            sha.update(little_endian([len(part)]) + little_endian(part))
+        return sha.hexdigest()
+
+
+class Arrangement(NamedTuple):
+    """How a plan is drawn."""
+
+    order: Order
+    concentration: float
+    seed: int
+    limit: int | None
+    batch_size: int
+
+
+def plan_sequence(stages: Sequence[tuple[int, str]], labels: Sequence[Labels], how: Arrangement) -> Plan:
+    """Plan one domain after the other; no batch spans two stages.
+
+    Args:
+        stages: The domains to visit in turn, as (position in ``labels``, name); one may come again.
+        labels: The labels of each domain.
+        how: Order, seed, limit and batch size.
+    """
+    plans: list[Plan] = []
+    visits: dict[str, int] = {}
+    for domain, name in stages:
+        chosen = _subset(len(labels[domain]), how)
+        visits[name] = visits.get(name, -1) + 1
+        rng = np.random.default_rng(derive_seed("order", how.seed, name, visits[name]))
+        rows = chosen[permutation(labels[domain][chosen], how.order, rng, how.concentration)]
+        plans.append(Plan(np.full(len(rows), domain, dtype=np.int64), rows, _bounds(len(rows), how.batch_size)))
+    return _concatenate(plans)
+
+
+def plan_mixed(labels: Sequence[Labels], how: Arrangement) -> Plan:
+    """Plan all domains shuffled together, each with its own ``limit``; batches hold images of several domains."""
+    chosen = [_subset(len(of_domain), how) for of_domain in labels]
+    rows = np.concatenate(chosen)
+    domain = np.repeat(np.arange(len(labels), dtype=np.int64), [len(part) for part in chosen])
+    pooled = np.concatenate([of_domain[part] for of_domain, part in zip(labels, chosen, strict=True)])
+    rng = np.random.default_rng(derive_seed("order", how.seed, MIXED, 0))
+    turn = permutation(pooled, how.order, rng, how.concentration)
+    return Plan(domain[turn], rows[turn], _bounds(len(rows), how.batch_size))
+
+
+def permutation(labels: Labels, order: Order, rng: np.random.Generator, concentration: float) -> Integers:
+    """Return a permutation of ``range(len(labels))``.
+
+    Args:
+        labels: The class of each image.
+        order: ``iid`` shuffles; ``sorted`` shuffles within each class and lines the classes up; ``dirichlet`` makes
+            neighbours alike.
+        rng: Where the draws come from.
+        concentration: Of the Dirichlet order: towards 0 a class comes in few bursts, large values approach ``iid``.
+    """
+    shuffled = rng.permutation(len(labels)).astype(np.int64)
+    if order == "iid":
+        return shuffled
+    if order == "sorted":
+        return shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return _dirichlet(labels, shuffled, rng, concentration)
+
+
+def _dirichlet(labels: Labels, shuffled: Integers, rng: np.random.Generator, concentration: float) -> Integers:
+    """Spread each class over as many time slots as there are classes, by Dirichlet proportions; shuffle within slots.
+
+    The label-correlated stream of test-time adaptation (Gong et al., 2022; Yuan et al., 2023).
+    """
+    classes = np.unique(labels)
+    slots: list[list[Integers]] = [[] for _ in classes]
+    for label in classes:
+        members = shuffled[labels[shuffled] == label]
+        shares = rng.dirichlet(np.full(len(classes), concentration))
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(int)
+        for slot, part in zip(slots, np.split(members, cuts), strict=True):
+            slot.append(part)
+    return np.concatenate([rng.permutation(np.concatenate(slot)) for slot in slots]).astype(np.int64)
+
+
+def _subset(n: int, how: Arrangement) -> Integers:
+    """Rows that ``limit`` keeps: the same for every domain of this length, so that comparisons are paired."""
+    if how.limit is None or how.limit >= n:
+        return np.arange(n, dtype=np.int64)
+    rng = np.random.default_rng(derive_seed("limit", how.seed))
+    return np.sort(rng.permutation(n)[: how.limit]).astype(np.int64)
+
+
+def _bounds(n: int, batch_size: int) -> Integers:
+    return np.append(np.arange(0, n, batch_size, dtype=np.int64), np.int64(n))
+
+
+def _concatenate(plans: Sequence[Plan]) -> Plan:
+    offsets = np.cumsum([0] + [len(plan.rows) for plan in plans])
+    bounds = [plan.bounds[:-1] + offset for plan, offset in zip(plans, offsets[:-1], strict=True)]
+    return Plan(
+        np.concatenate([plan.domain for plan in plans]),
+        np.concatenate([plan.rows for plan in plans]),
+        np.concatenate([*bounds, offsets[-1:]]),
+    )

@@ -1,0 +1,190 @@
+"""Streams: batches of images in [0, 1] in a fixed, seeded, hashed order that can be saved and replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offsupport.core.errors import FileError
+from offsupport.core.files import canonical_json, read_json, sha256_bytes, write_text
+from offsupport.data.dataset import Dataset
+from offsupport.data.order import MIXED, Plan
+from offsupport.data.recipe import Domain, Recipe
+
+FORMAT = "offsupport-stream-1"
+_READ_AHEAD_PIXELS = 1 << 18
+"""Small batches are read together up to this many pixels: 256 images of 32x32, one batch at a time of 224x224."""
+
+
+class Batch(NamedTuple):
+    """One step of a stream."""
+
+    x: Tensor
+    """Images, float32 (batch, 3, height, width) in [0, 1]."""
+    y: Tensor
+    """Class numbers, int64 (batch,); -1 where there is none."""
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody calls here
+    """Rows of the data set, int64 (batch,)."""
+    domain: str
+    """Corruption and severity (``fog/5``), ``clean``, or ``mixed``."""
+
+
+class Stream:
+    """Batches in a fixed order; iterating again gives the same ones.
+
+    Made by :func:`offsupport.data.stream` and :func:`offsupport.data.stream_arrays`.
+
+    Args:
+        domains: The data, one entry per domain.
+        plan: Which rows of which domain make up each batch.
+        recipe: The options it was made with.
+    """
+
+    def __init__(self, domains: Sequence[Domain], plan: Plan, recipe: Recipe) -> None:
+        self.domains = tuple(domains)
+        self.plan = plan
+        self.recipe = recipe
+
+    def __len__(self) -> int:
+        return len(self.plan.bounds) - 1
+
+    @property
+    def batch_size(self) -> int:
+        """The size of every batch but the last of a domain, which holds what is left."""
+        return self.recipe.batch_size
+
+    @property
+    def num_images(self) -> int:
+        """How many images come, counting one that comes in several domains each time."""
+        return len(self.plan.rows)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, in the order of their numbers."""
+        return self.domains[0].dataset.classes
+
+    @property
+    def order_hash(self) -> str:
+        """The sha256 over domains, rows and batch boundaries."""
+        return self.plan.hash([domain.name for domain in self.domains])
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the data: that of the one data set, or of the list of them."""
+        hashes = [[domain.name, domain.dataset.sha256] for domain in self.domains]
+        return hashes[0][1] if len(hashes) == 1 else sha256_bytes(canonical_json(hashes).encode())
+
+    def __iter__(self) -> Iterator[Batch]:
+        height, width = self.domains[0].dataset.image_size
+        ahead = max(1, _READ_AHEAD_PIXELS // (height * width * self.batch_size))
+        bounds = self.plan.bounds.tolist()
+        for first in range(0, len(self), ahead):
+            inner = bounds[first : first + ahead + 1]
+            x, y = self._read(inner[0], inner[-1])
+            for start, stop in itertools.pairwise(inner):
+                part = slice(start - inner[0], stop - inner[0])
+                index = torch.from_numpy(self.plan.rows[start:stop].copy())
+                yield Batch(x[part], y[part], index, self._domain_name(start))
+
+    def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return images and labels of the plan's entries ``start`` to ``stop``, each domain read once."""
+        domain, rows = self.plan.domain[start:stop], self.plan.rows[start:stop]
+        x: Tensor | None = None
+        y = torch.empty(stop - start, dtype=torch.int64)
+        for number in np.unique(domain):
+            at = torch.from_numpy(np.flatnonzero(domain == number))
+            dataset = self.domains[number].dataset
+            part = dataset.tensor(rows[at.numpy()])
+            x = part.new_empty((stop - start, *part.shape[1:])) if x is None else x
+            x[at] = part
+            y[at] = torch.from_numpy(dataset.labels[rows[at.numpy()]])
+        assert x is not None  # noqa: S101 - no batch is empty
+        return x, y
+
+    def _domain_name(self, image: int) -> str:
+        return MIXED if self.recipe.schedule == MIXED else self.domains[self.plan.domain[image]].name
+
+    def describe(self) -> dict[str, Any]:
+        """Everything a result must state about its data, as plain JSON values."""
+        counts = np.bincount(self.plan.domain, minlength=len(self.domains)).tolist()
+        sources = {domain.dataset.source for domain in self.domains}
+        return {
+            **dataclasses.asdict(self.recipe),
+            "corruptions": list(self.recipe.corruptions),
+            "severities": list(self.recipe.severities),
+            "source": sources.pop() if len(sources) == 1 else "+".join(sorted(sources)),
+            "sha256": self.sha256,
+            "order_hash": self.order_hash,
+            "n": self.num_images,
+            "batches": len(self),
+            "domains": [
+                {"name": domain.name, "images": count, **domain.dataset.facts()}
+                for domain, count in zip(self.domains, counts, strict=True)
+            ],
+        }
+
+    def save(self, path: Path | str) -> None:
+        """Write the stream as JSON: its recipe, its order in full, and the hashes of both data and order."""
+        saved = {
+            "format": FORMAT,
+            "recipe": dataclasses.asdict(self.recipe),
+            "stages": [[domain.name, domain.corruption, domain.severity] for domain in self.domains],
+            "plan": {name: part.tolist() for name, part in self.plan._asdict().items()},
+            "sha256": self.sha256,
+            "order_hash": self.order_hash,
+        }
+        write_text(path, canonical_json(saved) + "\n")
+
+    @staticmethod
+    def load(
+        path: Path | str,
+        root: Path | str | None = None,
+        *,
+        arrays: Dataset | None = None,
+        frost_dir: Path | str | None = None,
+    ) -> Stream:
+        """Read a saved stream and open its data; other data than it was saved with is refused.
+
+        Args:
+            path: What :meth:`save` wrote.
+            root: Where the data is; None for ``$OFFSUPPORT_DATA``.
+            arrays: The data of a stream made by ``stream_arrays``, as :class:`offsupport.data.Arrays`.
+            frost_dir: The folder of official frost textures, if it was made with one.
+        """
+        saved = read_json(path)
+        try:
+            recipe = Recipe.from_json(saved["recipe"])
+            domains = [recipe.open(root, name, c, s, arrays, frost_dir) for name, c, s in saved["stages"]]
+            plan = Plan(*(np.asarray(saved["plan"][part], dtype=np.int64) for part in Plan._fields))
+            intact = saved["format"] == FORMAT and plan.hash([d.name for d in domains]) == saved["order_hash"]
+            data_hash = saved["sha256"]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FileError(f"{path} is not a saved stream ({error}).", "Save it again with Stream.save.") from error
+        stream = Stream(domains, plan, recipe)
+        if not intact or not _fits(plan, [len(domain.dataset) for domain in domains]):
+            raise FileError(f"{path} is damaged: its order does not match its hash.", "Save the stream again.")
+        if stream.sha256 != data_hash:
+            raise FileError(
+                f"The data of {recipe.dataset} differs from what {path} was saved with.",
+                "Point root to the same data, or make a new stream.",
+            )
+        return stream
+
+
+def _fits(plan: Plan, sizes: Sequence[int]) -> bool:
+    """Whether every entry of a plan names an existing row and the batches follow each other without gaps."""
+    one_to_one = plan.domain.shape == plan.rows.shape and plan.rows.ndim == 1 and plan.bounds.ndim == 1
+    if not (one_to_one and len(plan.rows) and len(plan.bounds) > 1):
+        return False
+    if not (plan.domain.min() >= 0 and plan.domain.max() < len(sizes)):
+        return False
+    rows_exist = bool((plan.rows >= 0).all() and (plan.rows < np.asarray(sizes)[plan.domain]).all())
+    whole = bool(plan.bounds[0] == 0 and plan.bounds[-1] == len(plan.rows) and (np.diff(plan.bounds) > 0).all())
+    return rows_exist and whole
