@@ -7,6 +7,8 @@ import sys
 import typer
 
 from offsupport import __version__
+from offsupport.cli import reproduce
+from offsupport.cli.bench import bench
 from offsupport.core.errors import OffsupportError
 
 app = typer.Typer(
@@ -16,6 +18,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+app.add_typer(bench, name="bench")
+app.command()(reproduce.reproduce)
+app.command()(reproduce.report)
 
 
 def _version(wanted: bool) -> None:
