@@ -14,7 +14,7 @@ BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d)
 NORM = (*BATCH_NORM, nn.GroupNorm, nn.LayerNorm)
 
 
-def network(norm: str, classes: int = 7, sharpness: float = 3.0) -> nn.Sequential:
+def network(norm: str, classes: int = 7, sharpness: float = 1.5) -> nn.Sequential:
     """A classifier with four norm layers whose affines and statistics are not the ones of initialisation."""
     torch.manual_seed(classes)
     norm2d = nn.BatchNorm2d if norm == "batch" else lambda c: nn.GroupNorm(2, c)
@@ -30,10 +30,10 @@ def network(norm: str, classes: int = 7, sharpness: float = 3.0) -> nn.Sequentia
     net.add_module("norm3", norm1d(12))
     net.add_module("relu3", nn.ReLU())
     net.add_module("head", nn.Linear(12, classes))
-    return _trained(net, net.head, sharpness)
+    return _as_trained(net, sharpness)
 
 
-def dense_network(norm: str, classes: int = 5, sharpness: float = 3.0) -> nn.Sequential:
+def dense_network(norm: str, classes: int = 5, sharpness: float = 1.5) -> nn.Sequential:
     """As :func:`network`, but with a prediction for every position."""
     torch.manual_seed(classes)
     net = nn.Sequential()
@@ -42,30 +42,35 @@ def dense_network(norm: str, classes: int = 5, sharpness: float = 3.0) -> nn.Seq
         net.add_module(f"norm{i}", nn.BatchNorm2d(outputs) if norm == "batch" else nn.GroupNorm(2, outputs))
         net.add_module(f"relu{i}", nn.ReLU())
     net.add_module("head", nn.Conv2d(6, classes, 1))
-    return _trained(net, net.head, sharpness)
+    return _as_trained(net, sharpness)
 
 
-def _trained(net: nn.Sequential, head: nn.Module, sharpness: float) -> nn.Sequential:
-    with torch.no_grad():
-        head.weight.mul_(sharpness)
-        for layer in net:
-            if isinstance(layer, NORM):
-                layer.weight.uniform_(0.6, 1.4)
-                layer.bias.normal_(0, 0.2)
-            if isinstance(layer, BATCH_NORM):
-                layer.running_mean.normal_(0, 0.2)
-                layer.running_var.uniform_(0.3, 1.5)
-    return net.double().eval()
+@torch.no_grad()
+def _as_trained(net: nn.Sequential, sharpness: float) -> nn.Sequential:
+    """Affines and statistics off their initial values; logits that favour no class, with this standard deviation."""
+    for layer in net:
+        if isinstance(layer, NORM):
+            layer.weight.uniform_(0.6, 1.4)
+            layer.bias.normal_(0, 0.2)
+        if isinstance(layer, BATCH_NORM):
+            layer.running_mean.normal_(0, 0.2)
+            layer.running_var.uniform_(0.3, 1.5)
+    net, x = net.double().eval(), batches([64], seed=99)[0]
+    logits = forward(net, x).transpose(0, 1).flatten(1)
+    net.head.weight.mul_(sharpness / logits.std(1).mean())
+    net.head.bias.sub_(forward(net, x).transpose(0, 1).flatten(1).mean(1))
+    return net
 
 
 def batches(sizes: Iterable[int], seed: int = 0, drift: float = 0.1) -> list[Tensor]:
-    """Shifted images: every sample has its own contrast, and brightness drifts over the stream."""
+    """Shifted images: every sample has its own colour and contrast, and brightness drifts over the stream."""
     generator = torch.Generator().manual_seed(seed)
     stream = []
     for t, size in enumerate(sizes):
-        x = torch.randn(size, 3, 8, 8, generator=generator, dtype=torch.float64)
-        x = x * torch.rand(size, 1, 1, 1, generator=generator, dtype=torch.float64).mul(2)
-        stream.append(0.5 + 0.3 * x + drift * math.sin(t))
+        noise = torch.randn(size, 3, 8, 8, generator=generator, dtype=torch.float64)
+        colour = torch.randn(size, 3, 1, 1, generator=generator, dtype=torch.float64)
+        contrast = torch.rand(size, 1, 1, 1, generator=generator, dtype=torch.float64)
+        stream.append(0.5 + 0.5 * contrast * noise + colour + drift * math.sin(t))
     return stream
 
 
@@ -108,7 +113,9 @@ def norm_parameters(net: nn.Module, skip: Iterable[str] = ()) -> list[nn.Paramet
     return [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
 
 
-def make_optimizer(name: str, parameters: list[nn.Parameter], lr: float, momentum: float = 0.9) -> torch.optim.Optimizer:
+def make_optimizer(
+    name: str, parameters: list[nn.Parameter], lr: float, momentum: float = 0.9
+) -> torch.optim.Optimizer:
     if name == "adam":
         return torch.optim.Adam(parameters, lr, betas=(momentum, 0.999), eps=1e-8, foreach=False)
     return torch.optim.SGD(parameters, lr, momentum=momentum, foreach=False)

@@ -37,7 +37,9 @@ def statistics_for(net: nn.Module, x: Tensor) -> str:
     return "blend" if too_small(net, x) else "batch"
 
 
-def reference_tent(net: nn.Module, stream: list[Tensor], optimizer: str, lr: float, momentum: float) -> Iterator[Tensor]:
+def reference_tent(
+    net: nn.Module, stream: list[Tensor], optimizer: str, lr: float, momentum: float
+) -> Iterator[Tensor]:
     opt = make_optimizer(optimizer, norm_parameters(net), lr, momentum)
     for x in stream:
         logits = forward(net, x, statistics_for(net, x))
@@ -104,4 +106,3 @@ def test_tent_lowers_the_entropy_of_a_repeated_batch():
     adapted = offsupport.adapt(net, "tent", lr=1e-2, collapse="off")
     first, *_, last = (entropy(adapted(x)).mean() for _ in range(10))
     assert last < first
-
