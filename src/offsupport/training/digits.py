@@ -16,6 +16,11 @@ from offsupport.training.supervised import train_classifier
 EPOCHS = 12
 
 
+def digits_network() -> nn.Module:
+    """Return the untrained network; it takes images in [0, 1]."""
+    return Normalized(resnet18(width=8), mean=[0.5] * 3, std=[0.5] * 3)
+
+
 def digits_model(seed: int = 0, advance: Callable[[], None] = lambda: None) -> nn.Module:
     """Train the digits classifier: some seconds on one core, the same weights for the same seed and thread count.
 
@@ -27,8 +32,7 @@ def digits_model(seed: int = 0, advance: Callable[[], None] = lambda: None) -> n
     images = torch.from_numpy(train.images(np.arange(len(train)))).permute(0, 3, 1, 2).float() / 255
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("digits model", seed))
-        network = resnet18(width=8)
-    model = Normalized(network, mean=[0.5] * 3, std=[0.5] * 3)
+        model = digits_network()
     return train_classifier(
         model, images, torch.from_numpy(train.labels), epochs=EPOCHS, shift=2, seed=seed, advance=advance
     )
