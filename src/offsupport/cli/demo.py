@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from offsupport.evaluation import Result
     from offsupport.methods import SourceStats
 
-CORRUPTIONS = ("gaussian_noise", "impulse_noise", "defocus_blur", "brightness", "fog", "contrast")
+CORRUPTIONS = ("gaussian_noise", "defocus_blur", "brightness", "frost", "fog", "contrast")
 SEVERITY = 5
 DEFAULT_OUT = Path("runs/demo")
 BATCH_SIZE = 64
@@ -118,7 +118,7 @@ def write_report(results: Results, out: Path, seed: int) -> None:
         notes=["Intervals of one column overlap less than they seem to: all methods saw the same images."],
         facts=_facts(results, seed),
     )
-    intro = "A small ResNet-18, trained on clean digits, meets digits with changed contrast, fog, noise and blur."
+    intro = "A small residual network, trained on clean digits, meets noise, blur, changed light and weather."
     write(Page("offsupport demo", intro, [section]), out / "report.html")
 
 
