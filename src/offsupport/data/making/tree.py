@@ -47,7 +47,7 @@ class TreeLayout(Layout):
     def run(self, job: Job, unit: Unit) -> None:
         """Corrupt the images of one class at one severity into a folder of JPEG files."""
         final = _part(job, unit)
-        half = final.with_name(f"{final.name}.tmp")
+        half = final.with_name(f"{final.name}.{os.getpid()}.tmp")
         half.mkdir(parents=True)
         for row in _rows_of(job, unit.part):
             image = _read(job, row)
