@@ -61,8 +61,7 @@ def test_damage_is_named(tmp_path, damage, file, problem):
     write_npy(tmp_path / "mine", ["fog", "snow"])
     damage(tmp_path / "mine")
     [finding] = check(tmp_path)
-    assert list(finding.damaged)[0] == file
-
+    assert next(iter(finding.damaged)) == file
     assert re.search(problem, finding.damaged[file])
     draw_findings([finding])
 
