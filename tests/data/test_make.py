@@ -2,7 +2,6 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -109,27 +108,28 @@ def test_wrong_options(tmp_path, options, message):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_imagenet_tree_and_a_bad_picture(tmp_path):
+def test_imagenet_tree_and_a_bad_picture(tmp_path, monkeypatch):
+    wnids = IMAGENET100[:6]
+    monkeypatch.setattr("offsupport.data.folders.IMAGENET100", wnids)
     write_imagenet100(tmp_path)
-    bad = tmp_path / "val" / IMAGENET100[50] / "ILSVRC2012_val_00000050.JPEG"
+    bad = tmp_path / "val" / wnids[4] / "ILSVRC2012_val_00000004.JPEG"
     bad.write_bytes(b"not a picture")
     job = {"name": "imagenet100-c", "data": tmp_path, "corruptions": ["contrast"], "workers": 1}
-    with pytest.raises(FileError, match=r"ILSVRC2012_val_00000050\.JPEG cannot be read"):
+    with pytest.raises(FileError, match=r"ILSVRC2012_val_00000004\.JPEG cannot be read"):
         make(out=tmp_path / "strict", **job)
     assert not (tmp_path / "strict" / "ImageNet100-C" / "contrast").exists()
 
     manifest = make(out=tmp_path, skip_bad=True, **job)
-    assert manifest["skipped"] == [f"{IMAGENET100[50]}/ILSVRC2012_val_00000050.JPEG"]
+    assert manifest["skipped"] == [f"{wnids[4]}/ILSVRC2012_val_00000004.JPEG"]
     folder = tmp_path / "ImageNet100-C"
-    assert len(list(folder.glob("contrast/*/*/*.JPEG"))) == 5 * 99
+    assert len(list(folder.glob("contrast/*/*/*.JPEG"))) == 5 * 5
     stored = load("imagenet100-c", tmp_path, corruption="contrast", severity=3)
     made = load("imagenet100-c", tmp_path, corruption="contrast", severity=3, source="generated")
-    assert stored.labels.tolist() == [label for label in range(100) if label != 50]
-    assert np.array_equal(stored.images([60]), made.images([61]))
-    sums = (folder / "checksums" / "contrast-3.sha256").read_text().splitlines()
-    assert len(sums) == 99
+    assert stored.labels.tolist() == [0, 1, 2, 3, 5]
+    assert np.array_equal(stored.images([4]), made.images([5]))
+    assert len((folder / "checksums" / "contrast-3.sha256").read_text().splitlines()) == 5
 
-    broken = folder / "contrast" / "3" / IMAGENET100[7] / "ILSVRC2012_val_00000007.JPEG"
+    broken = folder / "contrast" / "3" / wnids[2] / "ILSVRC2012_val_00000002.JPEG"
     good = read_picture(broken)
     broken.write_bytes(broken.read_bytes()[:200])
     assert make(out=tmp_path, skip_bad=True, **job) == manifest
@@ -138,7 +138,7 @@ def test_imagenet_tree_and_a_bad_picture(tmp_path):
 
 def start(out, data):
     command = [sys.executable, "-m", "offsupport", "data", "make", "imagenet100-c", "--data", str(data)]
-    command += ["--out", str(out), "--corruptions", "contrast,gaussian_noise", "--json"]
+    command += ["--out", str(out), "--corruptions", "contrast", "--json"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
@@ -153,14 +153,14 @@ def test_killed_and_rerun_gives_the_same_bytes(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert start(whole, tmp_path).wait() == 0
     done = 0
-    for _ in range(3):
+    for _ in range(2):
         process = start(killed, tmp_path)
         while process.poll() is None and finished_units(killed) < done + 120:
             time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
-        assert not (killed / "ImageNet100-C" / "manifest.json").exists() or done >= 240
-        assert finished_units(killed) >= done + 100  # what was done is kept
+        assert not (killed / "ImageNet100-C" / "manifest.json").exists()
+        assert finished_units(killed) >= done + 120  # what was done is kept
         done = finished_units(killed)
     assert start(killed, tmp_path).wait() == 0
     assert tree(killed) == tree(whole)
