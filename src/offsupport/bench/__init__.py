@@ -1,1 +1,22 @@
 """Grids of cells: what to run, where the results live, who runs them."""
+
+from offsupport.bench.adapt_cell import AdaptConfig
+from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place
+from offsupport.bench.executor import Summary, run_cells
+from offsupport.bench.grid import expand
+from offsupport.bench.store import Invalid, Record, Store
+
+__all__ = [
+    "KINDS",
+    "AdaptConfig",
+    "Cell",
+    "Invalid",
+    "Kind",
+    "Outcome",
+    "Place",
+    "Record",
+    "Store",
+    "Summary",
+    "expand",
+    "run_cells",
+]

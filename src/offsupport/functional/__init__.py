@@ -1,1 +1,6 @@
-"""Pure tensor mathematics, without state."""
+"""Pure mathematics, without state."""
+
+from offsupport.functional.entropy import as_rows, entropy, marginal_entropy, mutual_information
+from offsupport.functional.intervals import wilson
+
+__all__ = ["as_rows", "entropy", "marginal_entropy", "mutual_information", "wilson"]

@@ -1,0 +1,143 @@
+"""Cells of kind ``adapt``: a model, a method and a stream of images in; errors and per-image correctness out."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
+from offsupport.bench.correctness import pack
+
+if TYPE_CHECKING:
+    from offsupport.data import Stream
+    from offsupport.evaluation import Result
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptConfig:
+    """Everything the result of one adaptation run depends on."""
+
+    dataset: str
+    """Name of the data set (``digits-c``, ``cifar10-c``)."""
+    method: str
+    """Name of the method."""
+    corruption: str | list[str] | None = None
+    """One corruption, several in a row, or none."""
+    severity: int = 5
+    """Severity of the corruption."""
+    block: int | None = None
+    """Side of the square the corruption is limited to; None for the whole image."""
+    hyper: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Hyper-parameters that differ from the method's defaults."""
+    preset: str | None = None
+    """Named hyper-parameters (``cifar10``)."""
+    model: str = "digits-small"
+    """Name of the source model, or ``module:function`` that returns one."""
+    seed: int = 0
+    """Seed of the stream's order and of the method's random draws."""
+    protocol: Literal["online", "continual", "episodic"] = "online"
+    """When the adapter is reset."""
+    order: str = "iid"
+    """Order of the stream."""
+    batch_size: int = 128
+    """Images per batch."""
+    limit: int | None = None
+    """Number of images, drawn at random; None for all."""
+    threads: int = 1
+    """Threads of the computation."""
+
+    def cell(self) -> Cell:
+        """Return the cell of these settings."""
+        return make_cell("adapt", self)
+
+
+def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
+    """Adapt the model along the stream and score it."""
+    import torch
+
+    import offsupport
+    from offsupport.bench.models import load_model
+    from offsupport.core.checkpoints import tensors_sha256
+
+    torch.set_num_threads(config.threads)
+    model = load_model(config.model, place.folder)
+    stream = _stream(config, place)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        adapter = offsupport.adapt(model, config.method, preset=config.preset, seed=config.seed, **config.hyper)
+        result = offsupport.evaluate(adapter, stream, protocol=config.protocol)
+    remarks = list(dict.fromkeys(str(warning.message) for warning in said))
+    about = stream.describe()
+    provenance = {
+        "weights_sha256": tensors_sha256(model.state_dict()),
+        "data_sha256": about["sha256"],
+        "data_source": about["source"],
+        "order_sha256": about["order_hash"],
+        "images": about["n"],
+        "limit": config.limit,
+    }
+    timing = {"seconds": result.seconds, "peak_bytes": result.memory}
+    return Outcome({**_measured(result), "warnings": remarks}, provenance, timing)
+
+
+def check_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
+    """Refuse what cannot work before anything runs: unknown names, wrong hyper-parameters, missing data."""
+    from offsupport.bench.models import check_model
+    from offsupport.core.config import build
+    from offsupport.core.errors import ConfigError, nearest
+    from offsupport.methods.registry import METHODS
+
+    opened = set()
+    for config in configs:
+        method = METHODS[config.method]
+        if config.preset is not None and config.preset not in method.presets:
+            raise ConfigError(
+                f"{config.method} has no preset {config.preset!r}.", nearest(config.preset, method.presets)
+            )
+        build(method.config_class, config.hyper, f"method {config.method!r}")
+        check_model(config.model)
+        data = str((config.dataset, config.corruption, config.severity, config.block, config.order, config.batch_size))
+        if data not in opened:
+            opened.add(data)
+            _stream(config, place)
+
+
+def _stream(config: AdaptConfig, place: Place) -> Stream:
+    from offsupport import data
+
+    return data.stream(
+        config.dataset,
+        place.data,
+        corruption=config.corruption,
+        severity=config.severity,
+        block=config.block,
+        order=config.order,  # type: ignore[arg-type]  # checked there, with the nearest name
+        seed=config.seed,
+        limit=config.limit,
+        batch_size=config.batch_size,
+    )
+
+
+def _measured(result: Result) -> dict[str, Any]:
+    return {
+        "error": result.error,
+        "ci95": list(result.ci95),
+        "n": result.n,
+        "per_class": {str(label): error for label, error in result.per_class.items()},
+        "domains": {name: {**found, "images": _images(result, name)} for name, found in result.domains.items()},
+        "trace": result.trace,
+        "passes": result.passes,
+        "events": result.events,
+    }
+
+
+def _images(result: Result, domain: str) -> dict[str, Any]:
+    here = np.repeat(np.array(result.domain_of) == domain, result.sizes)
+    return pack(result.index[here], result.correct[here])
+
+
+KINDS.register("adapt")(Kind(AdaptConfig, run_adapt, check_adapt))

@@ -1,0 +1,160 @@
+"""A cell: one thing to compute, said completely in plain values, and named by the hash of what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from offsupport.core.config import build
+from offsupport.core.errors import ConfigError
+from offsupport.core.files import canonical_json, sha256_bytes
+from offsupport.core.registry import Registry
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cell:
+    """One thing to compute. Two cells that say the same are equal, whatever the order their settings were given in.
+
+    Args:
+        kind: Who computes it: a name in :data:`KINDS`, or ``module:attribute`` of a :class:`Kind` of your own.
+        config: Every setting the result depends on, as JSON values. Paths are not among them: a result does not
+            depend on where its data lies.
+
+    Example:
+        >>> Cell("adapt", {"seed": 0, "method": "bn"}) == Cell("adapt", {"method": "bn", "seed": 0})
+        True
+    """
+
+    kind: str
+    config: Mapping[str, Any]
+
+    @cached_property
+    def text(self) -> str:
+        """The canonical JSON of the cell."""
+        try:
+            return canonical_json({"kind": self.kind, "config": _plain(self.config)})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"A setting of this cell is not a JSON value ({error}).", f"{dict(self.config)}"
+            ) from None
+
+    @cached_property
+    def key(self) -> str:
+        """The sha256 of the canonical JSON, in hexadecimal."""
+        return sha256_bytes(self.text.encode())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return kind and settings as plain JSON values, in canonical form."""
+        return {"kind": self.kind, "config": _plain(self.config)}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cell) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a cell runs: what it may use and its result must not depend on.
+
+    Args:
+        folder: The run folder.
+        data: The folder that holds the data sets; None leaves it to the environment.
+    """
+
+    folder: Path
+    data: Path | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What computing a cell gives, as JSON values.
+
+    Args:
+        deterministic: The same on every run on the same versions and CPU type.
+        provenance: What it was computed from: hashes of weights, data and order, and limits.
+        timing: Seconds and bytes, different on every run.
+    """
+
+    deterministic: dict[str, Any]
+    provenance: dict[str, Any]
+    timing: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How cells of one kind are computed.
+
+    Args:
+        config: The frozen dataclass of their settings; it has a field ``threads``.
+        run: Computes one cell.
+        check: Given the settings of all cells that will run; refuses what cannot work before anything is computed.
+    """
+
+    config: type[Any]
+    run: Callable[[Any, Place], Outcome]
+    check: Callable[[Sequence[Any], Place], None] = lambda configs, place: None
+
+
+KINDS: Registry[Kind] = Registry("kind of cell")
+
+
+def make_cell(kind: str, config: Any) -> Cell:
+    """Return the cell of a configuration dataclass, every field included."""
+    return Cell(kind, {field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+
+
+def compute(cell: Cell, place: Place) -> Outcome:
+    """Compute one cell in this process, with the number of threads it asks for."""
+    kind = _kind(cell)
+    return kind.run(_settings(cell, kind), place)
+
+
+def check(cells: Iterable[Cell], place: Place) -> None:
+    """Refuse cells that cannot work: unknown names, missing data."""
+    by_kind: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_kind.setdefault(cell.kind, []).append(cell)
+    for members in by_kind.values():
+        kind = _kind(members[0])
+        kind.check([_settings(cell, kind) for cell in members], place)
+
+
+def _kind(cell: Cell) -> Kind:
+    found = imported(cell.kind, "kind of cell") if ":" in cell.kind else KINDS[cell.kind]
+    return cast("Kind", found)
+
+
+def _settings(cell: Cell, kind: Kind) -> Any:
+    return build(kind.config, cell.config, f"a cell of kind {cell.kind!r}")
+
+
+def imported(name: str, what: str) -> Any:
+    """Return ``attribute`` of ``module`` for the name ``module:attribute``; modules of the working folder count."""
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds strings
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"There is no {what} {name!r} ({error}).", "Write it as package.module:name.") from error
+
+
+def _plain(value: Any) -> Any:
+    """The canonical form of a setting: tuples are lists, 1.0 is 1; so that equal settings have equal text."""
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError("names must be strings")
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -1,0 +1,79 @@
+"""Intervals by a paired bootstrap over images, for averages over streams and differences between methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from offsupport.core.seeds import derive_seed
+
+Floats = npt.NDArray[np.float64]
+RESAMPLES = 2000
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with the interval that holds it in 95 of 100 repetitions."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    """How many predictions it rests on."""
+
+
+def bootstrap(errors: Floats, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
+    """Return column means under resampling of the images, the same images for every column.
+
+    Args:
+        errors: One row per image, one column per stream: 1 wrong, 0 right, NaN where a stream did not hold the image.
+        resamples: How many times the images are drawn with replacement.
+        seed: Seed of the draws.
+
+    Returns:
+        One row per resample, one column per stream.
+    """
+    images, columns = errors.shape
+    generator = np.random.default_rng(derive_seed("bootstrap", seed))
+    seen = ~np.isnan(errors)
+    both = np.concatenate([np.where(seen, errors, 0.0), seen], axis=1)
+    means = np.empty((resamples, columns))
+    rows = max(1, _CHUNK // max(images, 1))
+    for start in range(0, resamples, rows):
+        count = min(rows, resamples - start)
+        drawn = generator.integers(0, images, size=(count, images))
+        drawn += np.arange(count)[:, None] * images
+        weights = np.bincount(drawn.ravel(), minlength=count * images).reshape(count, images)
+        sums = weights.astype(np.float64) @ both
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means[start : start + count] = sums[:, :columns] / sums[:, columns:]
+    return means
+
+
+def mean_estimate(errors: Floats, seed: int = 0) -> Estimate:
+    """Return the average over streams of the error of each, with its bootstrap interval over images."""
+    draws = bootstrap(errors, seed=seed).mean(axis=1)
+    return _estimate(float(np.nanmean(errors, axis=0).mean()), draws, errors)
+
+
+def difference_estimate(errors: Floats, baseline: Floats, seed: int = 0) -> Estimate:
+    """Return how much the average error lies above that of a baseline on the same images.
+
+    Args:
+        errors: As for :func:`bootstrap`.
+        baseline: The same, with the same images in the same rows.
+        seed: Seed of the draws.
+    """
+    columns = errors.shape[1]
+    draws = bootstrap(np.concatenate([errors, baseline], axis=1), seed=seed)
+    difference = draws[:, :columns].mean(axis=1) - draws[:, columns:].mean(axis=1)
+    value = np.nanmean(errors, axis=0).mean() - np.nanmean(baseline, axis=0).mean()
+    return _estimate(float(value), difference, errors)
+
+
+def _estimate(value: float, draws: Floats, errors: Floats) -> Estimate:
+    low, high = np.nanquantile(draws, [0.025, 0.975])
+    return Estimate(value, float(low), float(high), int((~np.isnan(errors)).sum()))

@@ -1,0 +1,158 @@
+"""A run folder: one file per result, whole or absent, that proves its own integrity. No database."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offsupport.bench.cell import Cell, Outcome
+from offsupport.bench.versions import versions
+from offsupport.core.errors import FileError
+from offsupport.core.files import (
+    canonical_json,
+    folder_lock,
+    read_json,
+    sha256_bytes,
+    write_bytes,
+    write_json,
+)
+
+SCHEMA = 1
+_HEAD = '{"checksum": "'
+_MIDDLE = '",\n"record": '
+
+
+@dataclass(frozen=True)
+class Record:
+    """The result of one cell, read back and found intact."""
+
+    key: str
+    cell: Cell
+    deterministic: dict[str, Any]
+    provenance: dict[str, Any]
+    timing: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash over everything but the times: equal for equal results."""
+        return sha256_bytes(canonical_json([self.key, self.deterministic, self.provenance]).encode())
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """Why a cell has no usable result."""
+
+    reason: str
+    found: bool
+    """Whether there is a file at all."""
+
+
+class Store:
+    """Results of a run folder.
+
+    Args:
+        folder: The run folder; made when something is written.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+
+    def path(self, key: str) -> Path:
+        """Where the result of a cell is."""
+        return self.folder / "cells" / f"{key}.json"
+
+    def failure_path(self, key: str) -> Path:
+        """Where the failure of a cell is."""
+        return self.folder / "failures" / f"{key}.json"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for one run, and clear what a killed one left half-written."""
+        with folder_lock(self.folder):
+            for leftover in self.folder.glob("*/.*.tmp"):
+                leftover.unlink(missing_ok=True)
+            yield
+
+    def write(self, cell: Cell, outcome: Outcome) -> None:
+        """Store the result of a cell; an earlier failure of it is forgotten."""
+        body = {
+            "schema": SCHEMA,
+            "key": cell.key,
+            "cell": cell.to_dict(),
+            "deterministic": outcome.deterministic,
+            "provenance": {**outcome.provenance, **versions()},
+            "timing": outcome.timing,
+        }
+        write_bytes(self.path(cell.key), seal(body))
+        self.failure_path(cell.key).unlink(missing_ok=True)
+
+    def read(self, key: str) -> Record | Invalid:
+        """Return the result under ``key``, or why there is none to use."""
+        try:
+            data = self.path(key).read_bytes()
+        except FileNotFoundError:
+            return Invalid("not computed yet", found=False)
+        body = unseal(data)
+        if body is None:
+            return Invalid("damaged: its checksum does not match", found=True)
+        if body["schema"] != SCHEMA:
+            return Invalid(f"of schema {body['schema']}, this version reads {SCHEMA}", found=True)
+        cell = Cell(body["cell"]["kind"], body["cell"]["config"])
+        if not key == cell.key == body["key"]:
+            return Invalid("of another cell", found=True)
+        return Record(key, cell, body["deterministic"], body["provenance"], body["timing"])
+
+    def write_failure(self, cell: Cell, message: str) -> None:
+        """Note that a cell failed, and how."""
+        write_json(self.failure_path(cell.key), {"cell": cell.to_dict(), "message": message})
+
+    def failure(self, key: str) -> str | None:
+        """Return how a cell failed, or None."""
+        path = self.failure_path(key)
+        return str(read_json(path)["message"]) if path.is_file() else None
+
+    def add_to_grid(self, cells: Iterable[Cell], request: dict[str, Any]) -> None:
+        """Note what this folder is for: its cells, those of earlier runs included, and what was asked last."""
+        known = dict.fromkeys([*self.grid(), *cells]) if self._grid_path.is_file() else dict.fromkeys(cells)
+        grid = {"schema": SCHEMA, "request": request, "cells": [cell.to_dict() for cell in known]}
+        if not self._grid_path.is_file() or read_json(self._grid_path) != grid:
+            write_json(self._grid_path, grid)
+
+    def grid(self) -> list[Cell]:
+        """Return the cells this folder is for."""
+        return [Cell(cell["kind"], cell["config"]) for cell in self._read_grid()["cells"]]
+
+    def request(self) -> dict[str, Any]:
+        """Return what was asked last."""
+        return dict(self._read_grid()["request"])
+
+    @property
+    def _grid_path(self) -> Path:
+        return self.folder / "grid.json"
+
+    def _read_grid(self) -> dict[str, Any]:
+        if not self._grid_path.is_file():
+            raise FileError(f"{self.folder} is not a run folder.", "Give the folder that --out named.")
+        grid = read_json(self._grid_path)
+        if not isinstance(grid, dict) or grid.get("schema") != SCHEMA:
+            raise FileError(f"{self._grid_path} was written by another version.", "Run the grid again.")
+        return grid
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """Return a JSON file that begins with the sha256 of every byte that follows it."""
+    rest = json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "}\n"
+    return f"{_HEAD}{sha256_bytes(rest.encode())}{_MIDDLE}{rest}".encode()
+
+
+def unseal(data: bytes) -> dict[str, Any] | None:
+    """Return what :func:`seal` wrote, or None when any bit of it has changed."""
+    start = len(_HEAD) + 64 + len(_MIDDLE)
+    head, rest = data[:start], data[start:]
+    if head != f"{_HEAD}{sha256_bytes(rest)}{_MIDDLE}".encode():
+        return None
+    return dict(json.loads(data)["record"])

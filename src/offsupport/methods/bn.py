@@ -1,0 +1,30 @@
+"""Batch-norm adaptation: normalise by the statistics of the batch instead of the training set's."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from offsupport.methods.adapter import Adapter
+from offsupport.methods.config import BatchConfig, MethodInfo
+from offsupport.methods.registry import register
+
+
+@register(
+    MethodInfo(
+        name="bn",
+        summary="Normalises by the statistics of the batch.",
+        paper="Nado et al. 2020; Schneider et al. 2020",
+        adapts="batch-norm statistics",
+        scored="no step",
+        norm="batch",
+        source="none",
+        single="batch and source statistics blended",
+    ),
+    BatchConfig,
+)
+class BatchNormStatistics(Adapter):
+    """Predicts with batch statistics; below ``min_batch``, with a blend of batch and source statistics."""
+
+    def step(self, x: Tensor) -> Tensor:
+        """Predict: the statistics policy of the base does the rest."""
+        return self._predict(x)

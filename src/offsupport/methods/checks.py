@@ -1,0 +1,65 @@
+"""Refusals with a reason: of models a method cannot adapt, of inputs and outputs that are not what they should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offsupport.core.errors import InputError, ModelError
+from offsupport.methods.config import MethodInfo
+from offsupport.nn.inspect import device_and_dtype, input_rank
+from offsupport.nn.norm import affine_parameters, norm_layers
+
+
+def check_model(model: nn.Module, info: MethodInfo) -> None:
+    """Refuse what cannot be adapted by this method, before the first batch."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"adapt() takes a torch.nn.Module, not {type(model).__name__}.", "Pass the network itself.")
+    batch_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for _, layer in norm_layers(model))
+    if info.norm == "batch" and not batch_norm:
+        raise ModelError(
+            f"The method {info.name!r} re-estimates batch-norm statistics, and this model has no batch-norm layer.",
+            "Use 'sar' for group or layer norm, 'shot' for a model without normalisation.",
+        )
+    if info.norm == "any" and not affine_parameters(model):
+        raise ModelError(
+            f"The method {info.name!r} adapts the scale and shift of normalisation layers, and this model has none.",
+            "Use 'shot', which adapts all layers before the classifier.",
+        )
+
+
+def check_input(x: Tensor, model: nn.Module) -> Tensor:
+    """Return ``x`` when it is a batch that the model can take; refuse it otherwise."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"A batch is a torch.Tensor, not {type(x).__name__}.", "Convert it: torch.as_tensor(x).")
+    device, dtype = device_and_dtype(model)
+    if x.dtype != dtype:
+        how = "x.float() / 255" if x.dtype == torch.uint8 else f"x.to({dtype})"
+        raise InputError(f"The model computes in {dtype} and the batch is {x.dtype}.", f"Convert it: {how}.")
+    if x.device != device:
+        raise InputError(f"The model is on {device} and the batch on {x.device}.", f'Move it: x.to("{device}").')
+    rank = input_rank(model)
+    if x.dim() < 2 or (rank is not None and x.dim() != rank):
+        wanted = f"{rank} dimensions" if rank else "at least 2 dimensions"
+        raise InputError(
+            f"The model takes batches with {wanted}, and this one has shape {tuple(x.shape)}.",
+            "Add the batch dimension: x[None].",
+        )
+    return x
+
+
+def check_output(out: Any, samples: int) -> Tensor:
+    """Return ``out`` when it is logits (N, K) or dense logits (N, K, ...); refuse anything else."""
+    if not isinstance(out, Tensor):
+        raise ModelError(
+            f"The model returns {type(out).__name__}, not a tensor of logits.",
+            "Say where they are: adapt(..., logits=lambda out: out.logits).",
+        )
+    if out.dim() < 2 or len(out) != samples or out.shape[1] == 0:
+        raise ModelError(
+            f"The model returns shape {tuple(out.shape)} for {samples} samples.",
+            "It must return logits of shape (samples, classes), with at least one class.",
+        )
+    return out

@@ -1,0 +1,124 @@
+"""EATA: entropy minimisation on samples that are reliable and not redundant, without forgetting the source."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from offsupport.functional import as_rows, entropy
+from offsupport.methods.adapter import Adapter
+from offsupport.methods.config import MethodInfo, StepConfig, require
+from offsupport.methods.registry import register
+from offsupport.nn import affine_parameters
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EataConfig(StepConfig):
+    """Hyper-parameters of EATA."""
+
+    margin: float = 0.4
+    """A prediction is reliable below this fraction of the largest entropy, ln K."""
+    redundancy: float | None = None
+    """A prediction is redundant above this cosine to past ones; None is 1.265 / sqrt(K): 0.4 for 10 classes."""
+    fisher_weight: float = 1.0
+    """Weight of the pull to the source parameters; acts only with source statistics."""
+    memory_decay: float = 0.9
+    """How much of the running mean prediction one batch keeps."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("fisher_weight", self.fisher_weight >= 0, "at least 0")
+        require("memory_decay", 0 <= self.memory_decay < 1, "in [0, 1)")
+
+
+@register(
+    MethodInfo(
+        name="eata",
+        summary="Minimises the entropy of reliable, non-redundant samples, held to the source by Fisher weights.",
+        paper="Niu et al. 2022",
+        adapts="scale and shift of norm layers",
+        scored="before the step",
+        norm="any",
+        source="optional",
+        single="batch norm: no step, blended statistics; group and layer norm: a step per reliable sample",
+    ),
+    EataConfig,
+)
+class Eata(Adapter):
+    """One step per batch down the weighted entropy of the kept samples; without source statistics it is ETA."""
+
+    config: EataConfig
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "cifar10": {"lr": 1e-3, "optimizer": "adam", "redundancy": 0.4, "fisher_weight": 1.0},
+        "cifar100": {"lr": 1e-3, "optimizer": "adam", "redundancy": 0.1, "fisher_weight": 1.0},
+        "imagenet": {"lr": 2.5e-4, "optimizer": "sgd", "redundancy": 0.05, "fisher_weight": 2000.0},
+    }
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the scale and shift of every normalisation layer."""
+        return affine_parameters(self.model)
+
+    def initial_memory(self) -> dict[str, Tensor]:
+        """Remember the running mean prediction of the kept samples."""
+        return {"p_bar": torch.empty(0)}
+
+    def step(self, x: Tensor) -> Tensor:
+        """Predict, keep what is reliable and new, and descend its weighted entropy."""
+        logits = self.network(x)
+        rows = as_rows(logits)
+        entropies, p = entropy(rows), rows.detach().softmax(1)
+        e0 = self.config.margin * math.log(rows.shape[1])
+        keep = (entropies.detach() < e0) & self._is_new(p)
+        if not keep.any():
+            self.count("empty_selection")
+            return logits
+        weight = (e0 - entropies[keep].detach()).exp()
+        self.descend((weight * entropies[keep]).mean() + self._pull_to_source())
+        self._remember(p[keep].mean(0))
+        return logits
+
+    def collect(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return the Fisher weights: the mean over batches of the squared gradient of the loss on own labels."""
+        total, count = [torch.zeros_like(p) for p in self.parameters_adapted.values()], 0
+        for x in batches:
+            rows = as_rows(self.network(x))
+            for sum_, gradient in zip(total, self.gradients(_own_label_loss(rows)), strict=True):
+                sum_ += gradient.square()
+            count += 1
+        return {name: sum_ / count for name, sum_ in zip(self.parameters_adapted, total, strict=True)}
+
+    def announce(self) -> None:
+        """Say that without source statistics this is ETA."""
+        if self.source is None:
+            warnings.warn("eata without source statistics is ETA: nothing holds it to the source.", stacklevel=3)
+
+    def _is_new(self, p: Tensor) -> Tensor:
+        past = self.memory["p_bar"]
+        if past.numel() == 0:
+            return torch.ones(len(p), dtype=torch.bool, device=p.device)
+        limit = self.config.redundancy
+        limit = 1.265 / math.sqrt(p.shape[1]) if limit is None else limit
+        return nn.functional.cosine_similarity(past[None], p, dim=1).abs() < limit
+
+    def _remember(self, p_bar: Tensor) -> None:
+        past, decay = self.memory["p_bar"], self.config.memory_decay
+        self.memory["p_bar"] = p_bar if past.numel() == 0 else decay * past + (1 - decay) * p_bar
+
+    def _pull_to_source(self) -> Tensor | float:
+        if self.source is None:
+            return 0.0
+        terms = [
+            (self.source.tensors[name].to(p) * (p - self._start.parameters[name]).square()).sum()
+            for name, p in self.parameters_adapted.items()
+        ]
+        return self.config.fisher_weight * torch.stack(terms).sum()
+
+
+def _own_label_loss(rows: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(rows, rows.detach().argmax(1))

@@ -1,0 +1,135 @@
+"""The one-line entry points: adapt a model, list the methods, summarise source data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from torch import Tensor, nn
+
+from offsupport.core.config import build
+from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError, nearest
+from offsupport.methods.adapter import Adapter, Options
+from offsupport.methods.config import MethodInfo
+from offsupport.methods.guard import CollapseAction
+from offsupport.methods.persist import model_sha256
+from offsupport.methods.registry import METHODS
+from offsupport.methods.source_stats import SourceStats
+
+
+def adapt(
+    model: nn.Module,
+    method: str,
+    *,
+    preset: str | None = None,
+    source: SourceStats | None = None,
+    logits: Callable[[Any], Tensor] | None = None,
+    head: str | None = None,
+    window: int = 0,
+    collapse: CollapseAction = "warn",
+    seed: int = 0,
+    inplace: bool = False,
+    **hyper: Any,
+) -> Adapter:
+    """Wrap a trained classifier so that it adapts to the data it is given as it predicts.
+
+    Args:
+        model: Any ``nn.Module`` from images in [0, 1] to logits (N, K) or dense logits (N, K, H, W). It is not touched.
+        method: One of :func:`list_methods`.
+        preset: ``cifar10``, ``cifar100`` or ``imagenet``: the published hyper-parameters for such data.
+        source: Source statistics, for the methods that use them; see :func:`source_stats`.
+        logits: Where the logits are in what the model returns, if it returns an object.
+        head: Name of the classifier layer; by default the last ``nn.Linear``.
+        window: Fill smaller batches up to this size with past images; a step is taken once per window of new images.
+        collapse: What to do when nearly all predictions fall into one class: ``warn``, ``reset`` or ``off``.
+        seed: Seed of the method's own random draws.
+        inplace: Adapt the given model itself instead of a copy.
+        **hyper: Hyper-parameters of the method; they override the preset.
+
+    Example:
+        >>> import torch
+        >>> from offsupport.nn import resnet18
+        >>> adapted = adapt(resnet18(width=8), "tent", lr=1e-3)
+        >>> adapted(torch.rand(16, 3, 32, 32)).shape
+        torch.Size([16, 10])
+    """
+    cls = METHODS[method]
+    if isinstance(model, Adapter):
+        raise ModelError("This model is adapted already.", "Pass the model inside: adapted.model.")
+    if preset is not None and preset not in cls.presets:
+        raise ConfigError(f"Unknown preset {preset!r} for method {method!r}.", nearest(preset, cls.presets))
+    config = build(cls.config_class, {**(cls.presets[preset] if preset else {}), **hyper}, f"method {method!r}")
+    given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
+    options = build(Options, given, "adapt()")
+    _check_source(cls.info, model, source)
+    adapter = cls(model, config, options, source)
+    adapter.announce()
+    return adapter
+
+
+def load_adapted(model: nn.Module, path: Path | str, **options: Any) -> Adapter:
+    """Wrap ``model`` with what :meth:`Adapter.save` wrote, and continue from there.
+
+    Args:
+        model: The model it was saved from; other weights are refused.
+        path: The saved file.
+        **options: Options of :func:`adapt` that are not part of the file: ``logits``, ``head``, ``source``, ...
+    """
+    from offsupport.core.checkpoints import load_tensors
+
+    _, manifest = load_tensors(path)
+    adapter = adapt(model, manifest["method"], window=manifest["window"], **options, **manifest["config"])
+    adapter.load(path)
+    return adapter
+
+
+@overload
+def list_methods(details: Literal[False] = False) -> list[str]: ...
+@overload
+def list_methods(details: Literal[True]) -> list[MethodInfo]: ...
+def list_methods(details: bool = False) -> list[str] | list[MethodInfo]:
+    """Return the names of all methods, or their cards."""
+    return [METHODS[name].info for name in METHODS] if details else list(METHODS)
+
+
+def source_stats(
+    model: nn.Module, loader: Iterable[Tensor | Sequence[Any]], method: str, **options: Any
+) -> SourceStats:
+    """Compute what ``method`` must know of the source data, from images alone (labels are ignored).
+
+    Args:
+        model: The model that will be adapted.
+        loader: Batches of source images, or of tuples that start with them.
+        method: The method the statistics are for.
+        **options: Options of :func:`adapt` about the model: ``logits``, ``head``.
+    """
+    cls = METHODS[method]
+    adapter = cls(model, cls.config_class(), build(Options, options, "source_stats()"))
+    samples = 0
+
+    def images() -> Iterable[Tensor]:
+        nonlocal samples
+        for batch in loader:
+            x = batch if isinstance(batch, Tensor) else batch[0]
+            samples += len(x)
+            yield x
+
+    tensors = adapter.summarise(images())
+    if not samples:
+        raise InputError("The loader of source images is empty.", "Give it at least one batch.")
+    return SourceStats(method, model_sha256(model), samples, tensors)
+
+
+def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None) -> None:
+    if source is None:
+        if info.source == "required":
+            raise SourceStatsError(
+                f"The method {info.name!r} needs source statistics.",
+                f'Add: stats = offsupport.source_stats(model, source_loader, method="{info.name}"); '
+                f'offsupport.adapt(model, "{info.name}", source=stats)',
+            )
+        return
+    if info.source == "none":
+        raise SourceStatsError(f"The method {info.name!r} uses no source statistics.", "Leave source out.")
+    source.require(info.name, model_sha256(model))

@@ -1,0 +1,118 @@
+"""SAR: entropy minimisation on reliable samples, towards flat minima, with a way back from collapse."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from offsupport.functional import as_rows, entropy
+from offsupport.methods.adapter import Adapter
+from offsupport.methods.config import MethodInfo, StepConfig, require
+from offsupport.methods.registry import register
+from offsupport.nn import affine_parameters, norm_layers
+from offsupport.nn.sam import perturbed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SarConfig(StepConfig):
+    """Hyper-parameters of SAR."""
+
+    optimizer: Literal["adam", "sgd"] = "sgd"
+    """Update rule, without weight decay."""
+    margin: float = 0.4
+    """A prediction is reliable below this fraction of the largest entropy, ln K."""
+    rho: float = 0.05
+    """Radius within which the sharpness is measured."""
+    reset_below: float = 0.02
+    """Recover the source when the running loss falls below this fraction of ln K."""
+    loss_decay: float = 0.9
+    """How much of the running loss one batch keeps."""
+    exclude_last: float = 0.25
+    """The last norm layers, this fraction of them, are left alone."""
+    exclude: str | None = None
+    """Leave the norm layers whose name matches this regular expression alone instead."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("rho", self.rho >= 0, "at least 0")
+        require("loss_decay", 0 <= self.loss_decay < 1, "in [0, 1)")
+        require("exclude_last", 0 <= self.exclude_last < 1, "in [0, 1)")
+
+
+@register(
+    MethodInfo(
+        name="sar",
+        summary="Minimises the entropy of reliable samples where it is flat, and recovers from collapse.",
+        paper="Niu et al. 2023",
+        adapts="scale and shift of norm layers but the last ones",
+        scored="before the step",
+        norm="any",
+        source="none",
+        single="batch norm: no step, blended statistics; group and layer norm: a step per reliable sample",
+    ),
+    SarConfig,
+)
+class Sar(Adapter):
+    """One sharpness-aware step per batch down the entropy of the reliable samples."""
+
+    config: SarConfig
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "cifar10": {"lr": 1e-2, "reset_below": 0.05 / math.log(10)},
+        "cifar100": {"lr": 2e-3, "reset_below": 0.05 / math.log(100)},
+        "imagenet": {
+            "lr": 2.5e-4,
+            "reset_below": 0.2 / math.log(1000),
+            "exclude": r"layer4|blocks\.(9|10|11)\b|(^|\.)norm$",
+        },
+    }
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the scale and shift of the norm layers that are not excluded."""
+        names = [name for name, _ in norm_layers(self.model)]
+        if self.config.exclude is not None:
+            excluded = {name for name in names if re.search(self.config.exclude, name)}
+        else:
+            excluded = set(names[len(names) - int(self.config.exclude_last * len(names)) :])
+        return {
+            name: parameter
+            for name, parameter in affine_parameters(self.model).items()
+            if name.rpartition(".")[0] not in excluded
+        }
+
+    def initial_memory(self) -> dict[str, Tensor]:
+        """Remember the running loss."""
+        return {"loss": torch.empty(0)}
+
+    def step(self, x: Tensor) -> Tensor:
+        """Predict, and descend the entropy of the reliable samples as seen from its worst point nearby."""
+        logits = self.network(x)
+        e0 = self.config.margin * math.log(logits.shape[1])
+        entropies = entropy(as_rows(logits))
+        reliable = entropies.detach() < e0
+        if not reliable.any():
+            self.count("empty_selection")
+            return logits
+        ascent = self.gradients(entropies[reliable].mean())
+        with perturbed(list(self.parameters_adapted.values()), ascent, self.config.rho):
+            nearby = entropy(as_rows(self.network(x)))[reliable]
+            still = nearby.detach() < e0
+            if not still.any():
+                self.count("empty_selection")
+                return logits
+            loss = nearby[still].mean()
+            descent = self.gradients(loss)
+        self.apply_gradients(descent)
+        self._follow(loss, logits.shape[1])
+        return logits
+
+    def _follow(self, loss: Tensor, classes: int) -> None:
+        """Keep the running loss, and go back to the source when it says that everything became certain."""
+        past, decay = self.memory["loss"], self.config.loss_decay
+        self.memory["loss"] = loss if past.numel() == 0 else decay * past + (1 - decay) * loss
+        if float(self.memory["loss"]) < self.config.reset_below * math.log(classes):
+            self.recover()

@@ -1,0 +1,46 @@
+"""TENT: minimise the entropy of the predictions over the scale and shift of normalisation layers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from offsupport.functional import entropy
+from offsupport.methods.adapter import Adapter
+from offsupport.methods.config import MethodInfo, StepConfig
+from offsupport.methods.registry import register
+from offsupport.nn import affine_parameters
+
+
+@register(
+    MethodInfo(
+        name="tent",
+        summary="Minimises the entropy of its predictions.",
+        paper="Wang et al. 2021",
+        adapts="scale and shift of norm layers",
+        scored="before the step",
+        norm="any",
+        source="none",
+        single="batch norm: no step, blended statistics; group and layer norm: a step per sample",
+    ),
+    StepConfig,
+)
+class Tent(Adapter):
+    """One step down the mean entropy per batch; dense outputs count every position."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "cifar10": {"lr": 1e-3, "optimizer": "adam"},
+        "cifar100": {"lr": 1e-3, "optimizer": "adam"},
+        "imagenet": {"lr": 2.5e-4, "optimizer": "sgd"},
+    }
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the scale and shift of every normalisation layer."""
+        return affine_parameters(self.model)
+
+    def step(self, x: Tensor) -> Tensor:
+        """Predict, then descend the entropy of that prediction."""
+        logits = self.network(x)
+        self.descend(entropy(logits).mean())
+        return logits

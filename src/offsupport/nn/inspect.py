@@ -1,0 +1,58 @@
+"""Questions about a model that is not ours: where is its head, what does it eat, on which device is it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from offsupport.core.errors import ModelError, nearest
+
+_INPUT_RANK: dict[type[nn.Module], int] = {nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
+
+
+def find_head(model: nn.Module, name: str | None = None) -> tuple[str, nn.Module]:
+    """Return the name and module of the classifier: ``name``, or else the last ``nn.Linear``."""
+    modules = dict(model.named_modules())
+    if name is not None:
+        if name not in modules:
+            raise ModelError(f"The model has no module called {name!r}.", nearest(name, filter(None, modules)))
+        return name, modules[name]
+    linear = [key for key, module in modules.items() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ModelError(
+            "The model has no nn.Linear that could be its classifier.",
+            'Name the classifier: head="name of the module".',
+        )
+    return linear[-1], modules[linear[-1]]
+
+
+def input_rank(model: nn.Module) -> int | None:
+    """Return the rank of the batches a model with a convolution as first layer takes; None where it is open."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            return None
+        if type(module) in _INPUT_RANK:
+            return _INPUT_RANK[type(module)]
+    return None
+
+
+def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Return where the model's parameters are and of which floating type; a model without any counts as CPU float32."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            return parameter.device, parameter.dtype
+    return torch.device("cpu"), torch.get_default_dtype()
+
+
+@contextlib.contextmanager
+def capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect what ``module`` is called with inside the block; for the classifier these are the features."""
+    inputs: list[Tensor] = []
+    handle = module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    try:
+        yield inputs
+    finally:
+        handle.remove()

@@ -1,0 +1,128 @@
+"""Normalisation layers: batch norm whose statistics are a policy, and where the affine parameters are."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+Statistics = Literal["source", "batch", "blend"]
+
+NORM_TYPES = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
+
+
+@dataclasses.dataclass
+class StatisticsPolicy:
+    """Which statistics the batch-norm layers of one model normalise by; all its layers share one policy.
+
+    ``source`` uses the running statistics, ``batch`` those of the batch alone, ``blend`` their mean with the running
+    statistics counted as ``prior`` extra samples (Schneider et al., 2020), for batches too small to stand alone.
+    """
+
+    statistics: Statistics = "source"
+    prior: float = 16.0
+    layers: int = 0
+
+    @contextlib.contextmanager
+    def using(self, statistics: Statistics) -> Iterator[None]:
+        """Normalise by ``statistics`` inside the block."""
+        before, self.statistics = self.statistics, statistics
+        try:
+            yield
+        finally:
+            self.statistics = before
+
+
+class AdaptiveStatistics:
+    """Mixed into a batch-norm class: a policy says which statistics normalise, whatever the train/eval flag says.
+
+    No policy changes a buffer, and the state dict keeps its keys.
+    """
+
+    policy: StatisticsPolicy
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``x`` by the statistics of the policy."""
+        layer: Any = self
+        if layer.running_mean is None or self.policy.statistics == "source":
+            return self._with(x, training=False)
+        if self.policy.statistics == "batch" and x.numel() > x.shape[1]:
+            return self._with(x, training=True, track_running_stats=False)
+        mean, var = self._blend(x)
+        return self._with(x, training=False, running_mean=mean, running_var=var)
+
+    def _with(self, x: Tensor, **attributes: Any) -> Tensor:
+        """Run the layer's own forward with some attributes replaced for the time of the call."""
+        layer: Any = self
+        before = {name: getattr(layer, name) for name in attributes}
+        try:
+            for name, value in attributes.items():
+                setattr(layer, name, value)
+            out: Tensor = super().forward(x)  # type: ignore[misc]
+            return out
+        finally:
+            for name, value in before.items():
+                setattr(layer, name, value)
+
+    @torch.no_grad()
+    def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        layer: Any = self
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        var, mean = torch.var_mean(x, axes, correction=0)
+        # One value per channel under ``batch`` has no spread of its own; torch refuses it, the formula does not.
+        prior = self.policy.prior if self.policy.statistics == "blend" else 0.0
+        weight = len(x) / (len(x) + prior)
+        return layer.running_mean.lerp(mean, weight), layer.running_var.lerp(var, weight)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain = next(cls for cls in type(self).__mro__[1:] if cls is not AdaptiveStatistics)
+        return _rebuild, (plain,), self.__dict__
+
+
+_ADAPTIVE: dict[type, Any] = {}
+
+
+def _adaptive(cls: type) -> Any:
+    if cls not in _ADAPTIVE:
+        _ADAPTIVE[cls] = type(f"Adaptive{cls.__name__}", (AdaptiveStatistics, cls), {})
+    return _ADAPTIVE[cls]
+
+
+def _rebuild(cls: type) -> Any:
+    return _adaptive(cls).__new__(_adaptive(cls))
+
+
+def adopt_batch_norm(model: nn.Module) -> StatisticsPolicy:
+    """Put every batch-norm layer of ``model`` under one statistics policy, in place, and return it.
+
+    The class of a layer is extended rather than the layer replaced, so that subclasses with a forward of their own
+    (batch norm fused with an activation, say), hooks and shared layers keep working.
+    """
+    policy = StatisticsPolicy()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            if not isinstance(module, AdaptiveStatistics):
+                module.__class__ = _adaptive(type(module))
+            module.policy = policy  # type: ignore[assignment]
+            policy.layers += 1
+    return policy
+
+
+def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the name and module of every normalisation layer, in the order of definition."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, NORM_TYPES))
+
+
+def affine_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the scale and shift of every normalisation layer by their names in ``model``."""
+    found: dict[str, nn.Parameter] = {}
+    for name, module in norm_layers(model):
+        prefix = f"{name}." if name else ""
+        found |= {prefix + key: parameter for key, parameter in module.named_parameters(recurse=False)}
+    return found

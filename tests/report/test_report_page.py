@@ -1,0 +1,81 @@
+import json
+
+import pytest
+from html_check import read
+
+from offsupport.report import figures
+from offsupport.report.page import Badge, Figure, Page, Section, Table, render, write
+
+EVIL = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> & \"quotes\" 'too'"
+
+
+def full_page(word: str) -> Page:
+    drawing = figures.intervals({word: {word: (10.0, 8.0, 12.0)}}, word[:40])
+    curve = figures.traces({word: [1.0, 2.0]}, word[:40], word[:40])
+    section = Section(
+        word,
+        prose=f"{word}\n\n{word}",
+        tables=[Table([word, "b"], [[word, Badge(word, "good")]], word)],
+        figures=[Figure(drawing, word), Figure(curve, word, wide=True)],
+        notes=[word],
+        code=word,
+        facts={word: word},
+    )
+    return Page(word, word, [section] * 3, data={word: [word]})
+
+
+def test_page_is_well_formed_and_self_contained():
+    reader = read(render(full_page("plain")))
+    assert reader.findings == []
+    names = [tag for tag, _ in reader.tags]
+    assert names.count("svg") == 6
+    assert names.count("table") == 3
+    policy = [attrs["content"] for tag, attrs in reader.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policy
+    assert "default-src 'none'" in policy[0]
+
+
+def test_the_reader_of_these_tests_finds_what_it_should():
+    bad = [
+        "<p><b></p></b>",
+        "<p>",
+        '<img src="https://x.org/a.png">',
+        "<style>@import 'a.css'</style>",
+        "<p onclick=x></p>",
+    ]
+    assert all(read(text).findings for text in bad)
+
+
+def test_names_are_escaped_everywhere():
+    text = render(full_page(EVIL))
+    reader = read(text)
+    assert reader.findings == []
+    assert [attrs.get("type") for tag, attrs in reader.tags if tag == "script"] == ["application/json"]
+    assert not [tag for tag, _ in reader.tags if tag == "img"]
+    assert sum(EVIL in data for _, data in reader.texts) >= 10
+
+
+def test_embedded_data_round_trips():
+    value = {"evil": EVIL, "number": 0.1 + 0.2, "none": None}
+    reader = read(render(Page("t", "", [], data=value)))
+    (embedded,) = [data for inside, data in reader.texts if inside == "script"]
+    assert json.loads(embedded) == value
+    assert "<" not in embedded
+
+
+def test_non_finite_data_is_refused():
+    with pytest.raises(ValueError, match="Out of range"):
+        render(Page("t", "", [], data=float("nan")))
+
+
+def test_empty_parts_leave_no_trace():
+    text = render(Page("t", "", [Section("only a heading")]))
+    body = text[text.index("<main>") : text.index("</main>")]
+    for tag in ("<p>", "<table", "<figure", "<ul", "<pre", "<details"):
+        assert tag not in body
+    assert "<nav" not in text
+
+
+def test_write_is_what_render_says(tmp_path):
+    write(full_page("x"), tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == render(full_page("x"))
