@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from data_layouts import write_cifar10, write_cifar100, write_imagenet100
 
-from offsupport.core.errors import ConfigError, FileError
+from offsupport.core.errors import ConfigError, FileError, OffsupportError
 from offsupport.core.files import folder_lock
 from offsupport.data import load
 from offsupport.data.imagenet100 import IMAGENET100
@@ -93,6 +95,21 @@ def test_foreign_and_busy_folders_are_left_alone(tmp_path):
         make("cifar10-c", tmp_path, tmp_path / "out", corruptions=["fog"])
 
 
+def test_a_worker_that_dies_is_a_sentence(tmp_path, monkeypatch):
+    class Broken(Future):
+        def result(self, timeout=None):
+            raise BrokenProcessPool
+
+    @contextlib.contextmanager
+    def pool(workers):
+        yield SimpleNamespace(submit=lambda *_: Broken())
+
+    monkeypatch.setattr("offsupport.data.making.work.worker_pool", pool)
+    monkeypatch.setattr("offsupport.data.making.work.as_completed", iter)
+    with pytest.raises(OffsupportError, match=r"worker process died.*same command again"):
+        make("digits-c", None, tmp_path, corruptions=["fog"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -166,6 +183,17 @@ def test_killed_and_rerun_gives_the_same_bytes(tmp_path):
     assert tree(killed) == tree(whole)
 
 
+def ends(group):
+    """Whether the workers that a killed process leaves behind end by themselves."""
+    for _ in range(200):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
 @pytest.mark.fault
 def test_killed_npy_job_resumes_to_the_same_bytes(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -175,7 +203,7 @@ def test_killed_npy_job_resumes_to_the_same_bytes(tmp_path):
     subprocess.run([*base, str(whole)], env=environment, check=True)
     kills = 0
     for wanted in (1, 4, 8):
-        process = subprocess.Popen([*base, str(killed)], env=environment)
+        process = subprocess.Popen([*base, str(killed)], env=environment, start_new_session=True)
         parts = killed / "DIGITS-C"
         while process.poll() is None and len([*parts.glob(".parts/*.pixels"), *parts.glob("*_*.npy")]) < wanted:
             time.sleep(0.005)
@@ -183,6 +211,7 @@ def test_killed_npy_job_resumes_to_the_same_bytes(tmp_path):
             kills += 1
             process.kill()
         process.wait()
+        assert ends(process.pid)
     assert kills
     subprocess.run([*base, str(killed)], env=environment, check=True)
     assert tree(killed) == tree(whole)
