@@ -28,7 +28,7 @@ def reproduce(
     from dataclasses import asdict
 
     from offsupport.paper import TABLES, Options, cells_of
-    from offsupport.report.run_page import number
+    from offsupport.report.run_page import evidence_text, number
     from offsupport.report.runs import write_report
 
     declared = TABLES[table]
@@ -46,9 +46,7 @@ def reproduce(
         if row["paper"] is not None:
             typer.echo(f"{row['method']} on {row['column']}: {number(row)}, the paper printed {row['paper']}")
     for claim in found["claims"]:
-        evidence = claim["evidence"]
-        interval = f"{evidence['value']:+.1f} ({evidence['low']:+.1f} to {evidence['high']:+.1f}) {evidence['unit']}"
-        typer.echo(f"{claim['verdict']:>13}  {claim['claim']}: {interval}")
+        typer.echo(f"{claim['verdict']:>13}  {claim['claim']}: {evidence_text(claim['evidence'])}")
     say(f"Report: {path}")
 
 
