@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from offsupport.bench.cell import Cell, Place, check
+from offsupport.bench.cell import Cell, Place, prepare
 from offsupport.bench.store import Invalid, Store
 from offsupport.bench.worker import Report, one_thread, work
 from offsupport.core.progress import progress
@@ -70,7 +70,7 @@ def run_cells(
                 announce(f"{label(cell)}: the stored result is {found.reason}; computing it again.")
         else:
             summary.present.append(cell.key)
-    check(missing, place)
+    prepare(missing, place)
     begin()
     if missing:
         _Pool(missing, place, store, summary, announce).run(min(workers, len(missing)))
