@@ -68,8 +68,10 @@ def test_source_uses_source_statistics_at_any_size():
 
 @pytest.mark.parametrize(
     ("method", "network", "size"),
-    [("tent", "batch_norm", 16), ("tent", "group_norm", 1), ("shot", "group_norm", 16), ("bn", "batch_norm", 16)]
-    + [("sar", "layer_norm", 1), ("eata", "one_pixel", 16), ("shot", "no_norm", 16), ("source", "no_norm", 1)],
+    [
+        *[("tent", "batch_norm", 16), ("tent", "group_norm", 1), ("shot", "group_norm", 16), ("bn", "batch_norm", 16)],
+        *[("sar", "layer_norm", 1), ("eata", "one_pixel", 16), ("shot", "no_norm", 16), ("source", "no_norm", 1)],
+    ],
 )
 def test_the_smallest_batch_with_a_step(method, network, size):
     assert Case(method, NETWORKS[network]).wrap().min_batch == size

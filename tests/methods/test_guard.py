@@ -147,8 +147,7 @@ def collapsing(method="tent", **options):
 def test_collapse_is_noticed_once_and_told():
     adapted, batches = collapsing()
     with pytest.warns(UserWarning, match="one class") as caught:
-        for x in batches:
-            adapted(x)
+        [adapted(x) for x in batches]
     assert adapted.events["collapse"] == len(caught) == 1
     assert adapted.events["reset"] == 0
     assert "reset" in str(caught[0].message)
