@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 import offsupport
+from offsupport.core.progress import progress
 from offsupport.methods import Adapter
 from offsupport.nn import resnet18
 
@@ -92,6 +93,7 @@ CASES = (
     Case("eata", "eata", forward_backward, {**OPEN, "redundancy": 1.1}, source=True),
     Case("sar", "sar", twice, {**OPEN, "reset_below": 0.0}),
 )
+WARM_UP = 2
 EXPECTED: dict[Passes, tuple[int, int]] = {forward: (1, 0), forward_backward: (1, 1), twice: (2, 2)}
 
 
@@ -128,17 +130,17 @@ def measure(width: int, batch: int, rounds: int) -> list[dict[str, Any]]:
     adapted = [make(case, model, data) for case in CASES]
     bare = [bare_network(model, wrapped) for wrapped in adapted]
     times: list[list[tuple[Timing, Timing]]] = [[] for _ in CASES]
-    warm_up = 2
-    for r in range(rounds + warm_up):
-        x = data[r % len(data)]
-        for i in (*range(r % len(CASES), len(CASES)), *range(r % len(CASES))):
-            sides = (functools.partial(adapted[i], x), functools.partial(CASES[i].bare, bare[i], x))
-            first = r % 2
-            pair = {side: timed(sides[side]) for side in (first, 1 - first)}
-            times[i].append((pair[0], pair[1]))
+    with progress("overhead", rounds + WARM_UP) as advance:
+        for r in range(rounds + WARM_UP):
+            x, turn, first = data[r % len(data)], r % len(CASES), r % 2
+            for i in (*range(turn, len(CASES)), *range(turn)):
+                sides = (functools.partial(adapted[i], x), functools.partial(CASES[i].bare, bare[i], x))
+                pair = {side: timed(sides[side]) for side in (first, 1 - first)}
+                times[i].append((pair[0], pair[1]))
+            advance()
     for case, wrapped in zip(CASES, adapted, strict=True):
-        check(case, wrapped, rounds + warm_up)
-    return [row(case, pairs[warm_up:]) for case, pairs in zip(CASES, times, strict=True)]
+        check(case, wrapped, rounds + WARM_UP)
+    return [row(case, pairs[WARM_UP:]) for case, pairs in zip(CASES, times, strict=True)]
 
 
 def make(case: Case, model: nn.Module, data: list[Tensor]) -> Adapter:
