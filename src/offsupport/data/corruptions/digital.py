@@ -114,7 +114,7 @@ def sample(
 def _neighbours(
     position: NDArray[np.float64], side: int, border: Border
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Return the two pixels around each position, folded back into the image, and the weight of the second, per channel."""
+    """Return the two pixels around each position, folded back into the image, and the weight of the second."""
     floor = np.floor(position)
     reach = int(max(-floor.min(initial=0), floor.max(initial=0) + 2 - side, 0))
     folded = np.pad(np.arange(side), reach, mode=border)
