@@ -26,9 +26,11 @@ FourChannels = NDArray[np.float32]
 def contrast(images: Images, streams: Streams, factor: float) -> Images:
     """Pull each channel towards its mean over the image."""
     # Sums of integers are exact, so that the mean does not depend on the order of summation.
-    total = images.sum(axis=(1, 2), keepdims=True, dtype=np.int64)
-    mean = total / (images.shape[1] * images.shape[2])
-    return truncate((images - mean) * factor + mean)
+    total = images.sum(axis=1, dtype=np.int64).sum(axis=1)
+    mean = total[:, None, None] / (images.shape[1] * images.shape[2])
+    levels = images * factor
+    levels += mean * (1 - factor)
+    return truncate(levels)
 
 
 @corruption("elastic_transform")
@@ -53,7 +55,7 @@ def elastic_transform(images: Images, streams: Streams, alpha: float, sigma: flo
         across, down = np.moveaxis(alpha * (smooth @ field @ smooth.T), 1, 0)
         grid = np.arange(side, dtype=np.float64)
         levels = sample(levels, grid[:, None] + down, grid + across, border="symmetric")
-    return truncate(levels[..., :3])
+    return truncate(levels)[..., :3]
 
 
 def affine_source(side: int, moves: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -117,7 +119,8 @@ def _neighbours(
     reach = int(max(-floor.min(initial=0), floor.max(initial=0) + 2 - side, 0))
     folded = np.pad(np.arange(side), reach, mode=border)
     before = floor.astype(np.int64) + reach
-    return folded.take(before), folded.take(before + 1), (position - floor).astype(np.float32)[..., None]
+    weight = (position - floor).astype(np.float32)
+    return folded.take(before), folded.take(before + 1), np.repeat(weight[..., None], 4, axis=3)
 
 
 @corruption("pixelate")

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
@@ -19,7 +18,7 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of fresh single-thread processes; on an error or an interrupt, work not yet begun is dropped."""
     with _one_thread_each():
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(os.getpid(),))
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start)
         try:
             yield pool
         finally:
@@ -38,13 +37,14 @@ def _one_thread_each() -> Iterator[None]:
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
-def _start(parent: int) -> None:
+def _start() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
-def _die_with(parent: int) -> None:
+def _die_with_parent() -> None:
     """End this process when the parent is gone, even if it was killed outright and could not say so."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
