@@ -43,7 +43,7 @@ TABLES.register("table2")(
     Table(
         name="table2",
         title="Test-time adaptation methods under common corruptions (severity 5, online)",
-        scales={"smoke": "the fifteen corruptions of the embedded digits, a small residual network trained on the spot"},
+        scales={"smoke": "all fifteen corruptions of the embedded digits, a small network trained on the spot"},
         options=frozenset({"methods", "seeds"}),
         grid=grid,
         rows=lambda records: error_rows(records, PRINTED),
