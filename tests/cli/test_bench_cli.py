@@ -150,24 +150,36 @@ def _untrained_digits(folder: Path) -> None:
 @pytest.mark.fault
 def test_killed_at_five_random_moments_the_results_are_the_same(tmp_path):
     rng = random.Random(0)
-    words = [*GRID, "--batch-size", "16", "--seeds", "3", "--workers", "2"]
-    started = time.monotonic()
+    words = [*GRID, "--batch-size", "16", "--seeds", "6", "--workers", "2"]
     assert _start(words, tmp_path / "whole").wait() == 0
-    duration = time.monotonic() - started
-    for _ in range(5):
-        run = _start(words, tmp_path / "killed")
-        time.sleep(rng.uniform(0.3, 1.0) * duration)
-        if run.poll() is None:
-            os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
+    counts = [_killed_after(rng.choice([0, 1, 2]), rng.random(), words, tmp_path / "killed") for _ in range(5)]
+    assert counts == sorted(counts)
+    assert 0 < counts[-1] < 24, "the kills must fall into the middle of the run"
     assert _start(words, tmp_path / "killed").wait() == 0
     whole, killed = Store(tmp_path / "whole"), Store(tmp_path / "killed")
     assert [cell.key for cell in whole.grid()] == [cell.key for cell in killed.grid()]
     names = [sorted(path.name for path in (store.folder / "cells").iterdir()) for store in (whole, killed)]
     assert names[0] == names[1]
-    assert len(names[0]) == 12
+    assert len(names[0]) == 24
     for cell in whole.grid():
         assert whole.read(cell.key).fingerprint == killed.read(cell.key).fingerprint
+
+
+def _killed_after(more: int, delay: float, words: list[str], out: Path) -> int:
+    """Kill a run with all its workers some moment after so many more cells are there; return how many there are."""
+    before = _count(out)
+    run = _start(words, out)
+    while _count(out) < before + more and run.poll() is None:
+        time.sleep(0.002)
+    time.sleep(delay * (0.3 if more else 5.0))
+    assert run.poll() is None
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    return _count(out)
+
+
+def _count(folder: Path) -> int:
+    return len(list(folder.glob("cells/[!.]*.json")))
 
 
 @pytest.mark.fault

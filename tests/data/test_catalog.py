@@ -1,5 +1,9 @@
 """Names, and the choice between stored and generated corruptions."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from data_layouts import write_cifar10, write_sparse_cifar_c
@@ -9,6 +13,12 @@ from offsupport.data import Arrays, corrupt, list_datasets, load
 from offsupport.data.corrupted import Corrupted
 
 NAMES = "digits digits-c cifar10 cifar10-c cifar100 cifar100-c imagenet imagenet-c imagenet100 imagenet100-c folder"
+
+
+def test_readers_and_corruptions_do_without_torch():
+    code = "import sys, offsupport.data.making, offsupport.data.checking; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def test_names():

@@ -61,7 +61,7 @@ def corrupt(
         apply = functools.partial(apply, frost_dir=frost_dir)
     streams = Streams(name, int(severity), int(seed), index=ids)
     _keep_freed_memory()
-    out = np.empty_like(images, order="C")
+    out = np.empty(images.shape, np.uint8)
     step = max(1, PIXELS_AT_ONCE // side**2)
     for start in range(0, len(images), step):
         rows = slice(start, start + step)

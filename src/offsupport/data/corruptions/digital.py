@@ -114,7 +114,7 @@ def sample(
 def _neighbours(
     position: NDArray[np.float64], side: int, border: Border
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Return the two pixels around each position, folded back into the image, and the weight of the second, per channel."""
+    """Return the two pixels around each position, folded back into the image, and the weight of the second."""
     floor = np.floor(position)
     reach = int(max(-floor.min(initial=0), floor.max(initial=0) + 2 - side, 0))
     folded = np.pad(np.arange(side), reach, mode=border)
@@ -128,7 +128,7 @@ def pixelate(images: Images, streams: Streams, share: float) -> Images:
     """Average down to a ``share`` of the side and back up."""
     side = images.shape[1]
     small = (int(side * share),) * 2
-    out = np.empty_like(images)
+    out = np.empty(images.shape, np.uint8)
     for row, pixels in enumerate(images):
         reduced = Image.fromarray(pixels).resize(small, Image.Resampling.BOX)
         out[row] = np.asarray(reduced.resize((side, side), Image.Resampling.BOX))
@@ -138,7 +138,7 @@ def pixelate(images: Images, streams: Streams, share: float) -> Images:
 @corruption("jpeg_compression")
 def jpeg_compression(images: Images, streams: Streams, quality: int) -> Images:
     """Encode and decode as JPEG."""
-    out = np.empty_like(images)
+    out = np.empty(images.shape, np.uint8)
     for row, pixels in enumerate(images):
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, "JPEG", quality=quality)
