@@ -15,7 +15,8 @@ from multiprocessing.process import BaseProcess
 
 from offsupport.bench.cell import Cell, Place, prepare
 from offsupport.bench.store import Invalid, Store
-from offsupport.bench.worker import Report, one_thread, work
+from offsupport.bench.worker import Report, work
+from offsupport.core.processes import single_thread_children
 from offsupport.core.progress import progress
 
 ATTEMPTS = 3
@@ -104,7 +105,7 @@ class _Pool:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(target=work, args=(there, self.place), daemon=True)
-        with one_thread():
+        with single_thread_children():
             process.start()
         there.close()
         return _Worker(process, here)
