@@ -122,14 +122,14 @@ def test_reproduce_keeps_its_contract(call, tmp_path):
     found = json.loads(out)
     assert set(found) == {"table", "scale", "rows", "claims"}
     assert (found["table"], found["scale"]) == ("table2", "smoke")
-    assert len(found["rows"]) == 2 * 6
+    assert len(found["rows"]) == 2 * 16
     for row in found["rows"]:
         assert set(row) == {"method", "column", "metric", "unit", "value", "low", "high", "n", "paper"}
         assert row["method"] in ("source", "bn")
         assert row["column"].startswith("digits-c/")
         assert (row["metric"], row["unit"], row["paper"]) == ("error", "percent", None)
         assert 0 <= row["low"] <= row["value"] <= row["high"] <= 100
-        assert row["n"] == (5 * 599 if row["column"] == "digits-c/avg" else 599)
+        assert row["n"] == (15 * 599 if row["column"] == "digits-c/avg" else 599)
     (claim,) = found["claims"]
     assert set(claim) == {"claim", "verdict", "evidence"}
     assert claim["verdict"] in ("holds", "does-not-hold", "undecided")

@@ -93,10 +93,10 @@ def test_claims_pair_images():
 
 def test_table2_grid():
     cells = cells_of(TABLE2, "smoke", Options(seeds=2, methods=("bn", "source")))
-    assert len(cells) == len(set(cells)) == 5 * 2 * 2
+    assert len(cells) == len(set(cells)) == 15 * 2 * 2
     assert {cell.config["method"] for cell in cells} == {"bn", "source"}
     assert {cell.config["seed"] for cell in cells} == {0, 1}
-    assert len(cells_of(TABLE2, "smoke", Options())) == 5 * 6
+    assert len(cells_of(TABLE2, "smoke", Options())) == 15 * 6
 
 
 def test_what_a_table_does_not_have_is_said():
