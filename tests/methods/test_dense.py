@@ -123,3 +123,11 @@ def test_summary_says_what_adapts():
     assert "2 batch-norm layers use batch statistics" in text
     assert "below 16" in text
     assert isinstance(adapted.config, MethodConfig)
+
+
+def test_shot_with_pseudo_labels_counts_every_position():
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1))
+    x = torch.rand(16, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    adapted = offsupport.adapt(model, "shot", head="3", pseudo_weight=0.3)
+    assert adapted(x).shape == (16, 4, 5, 5)
+    assert adapted.passes["backward"] == 1

@@ -205,3 +205,11 @@ def test_list_methods():
     cards = offsupport.list_methods(details=True)
     assert [card.name for card in cards] == names
     assert all(card.summary and card.adapts and card.scored and card.single for card in cards)
+
+
+def test_a_model_that_reshapes_before_its_first_convolution_is_taken():
+    model = nn.Sequential(
+        nn.Unflatten(1, (3, 8, 8)), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5)
+    )
+    x = torch.rand(16, 192, generator=torch.Generator().manual_seed(0))
+    assert offsupport.adapt(model, "tent")(x).shape == (16, 5)
