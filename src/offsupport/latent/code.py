@@ -10,7 +10,6 @@ from torch import Tensor
 
 from offsupport.latent.inputs import Source
 from offsupport.latent.networks import Params, adam, batches, init_mlp, mlp
-from offsupport.latent.sparse import random_kept
 
 WIDTH, EPOCHS, BATCH, RATE = 64, 60, 256, 4e-3
 
@@ -48,3 +47,9 @@ def fit_code(source: Source, d_c: int, largest: int, rng: Callable[[str], torch.
 
     adam([*code.encoder, *code.decoder], loss, batches(n, BATCH, EPOCHS, rng("order")), RATE)
     return code
+
+
+def random_kept(count: int, d: int, largest: int, rng: torch.Generator) -> Tensor:
+    """Return (count, d) booleans that hide 0 to ``largest`` dimensions, every size and every set of a size alike."""
+    size = torch.randint(0, largest + 1, (count, 1), generator=rng)
+    return torch.rand(count, d, generator=rng).argsort(-1) >= size

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MOST_ENTRIES = 2_000_000  # of the largest tensor while marginals are computed
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -28,8 +30,8 @@ class Mixture:
     def log_density(self, x: Tensor, masks: Tensor) -> Tensor:
         """Return the log density of the dimensions that a mask keeps.
 
-        Uses log det Sigma_KK = log det Sigma + log det P_MM and min over x_M of the quadratic form for the marginal over
-        the kept dimensions K, so that a mask costs a solve of the size of what it hides.
+        The marginal over the kept dimensions K has log det Sigma_KK = log det Sigma + log det P_MM, and its quadratic
+        form is the least of the full one over x_M, so a mask costs a solve of the size of what it hides.
 
         Args:
             x: (R, m, d) samples.
@@ -43,20 +45,22 @@ class Mixture:
         full = (pulled * gap).sum(-1)
         kept = x.shape[-1] - int(masks[0].sum())
         const = self.log_weight + 0.5 * self.log_det - 0.5 * kept * math.log(2 * math.pi)
-        result = []
-        for mask in masks:
-            hidden = mask.nonzero()[:, 0]
-            if not len(hidden):
-                result.append((const[:, None] - 0.5 * full).logsumexp(-1))
-                continue
-            P = self.precision[..., hidden, :][..., hidden]  # (R, K, h, h)
-            chol = torch.linalg.cholesky(P)
-            v = pulled[..., hidden]
-            solved = torch.linalg.solve_triangular(chol[:, None], v[..., None], upper=False)[..., 0]
-            log_det = chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # half the log-determinant
-            quadratic = (full - solved.square().sum(-1)).clamp_min(0)
-            result.append((const[:, None] - log_det[:, None] - 0.5 * quadratic).logsumexp(-1))
-        return torch.stack(result, -1)
+        half = const[:, None] - 0.5 * full
+        hidden = masks.nonzero()[:, 1].view(len(masks), -1)
+        if not hidden.shape[1]:
+            return half.logsumexp(-1, keepdim=True).expand(-1, -1, len(masks))
+        room = max(1, MOST_ENTRIES // (half.numel() * hidden.shape[1]))
+        return torch.cat([self._hide(half, pulled, part) for part in torch.split(hidden, room)], -1)
+
+    def _hide(self, half: Tensor, pulled: Tensor, hidden: Tensor) -> Tensor:
+        """Take the (S, h) ``hidden`` dimensions out of log terms (R, m, K) of all of them."""
+        P = self.precision[:, :, hidden[:, :, None], hidden[:, None]]  # (R, K, S, h, h)
+        chol = torch.linalg.cholesky(P)
+        inverse = torch.linalg.solve_triangular(chol, torch.eye(P.shape[-1], dtype=P.dtype), upper=False)
+        solved = torch.einsum("rksij,rmksj->rmksi", inverse, pulled[..., hidden])
+        log_det = chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # half the log-determinant
+        terms: Tensor = half[..., None] + 0.5 * solved.square().sum(-1) - log_det[:, None]
+        return terms.logsumexp(2)
 
 
 def fit_mixture(x: Tensor, components: int, iterations: int, ridge: float, rng: torch.Generator) -> Mixture:
@@ -92,7 +96,7 @@ def _features(x: Tensor) -> Tensor:
 
 
 def _coefficients(weight: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-    """Return what the features are multiplied with to get log(weight) + log N(x; mean, covariance), up to a constant."""
+    """Return what the features are multiplied with to get log(weight) + log N(x; mean, covariance) + const."""
     precision = torch.linalg.inv(covariance)
     linear = torch.einsum("rkij,rkj->rki", precision, mean)
     const = weight.log() + 0.5 * torch.linalg.slogdet(precision)[1] - 0.5 * (linear * mean).sum(-1)
@@ -102,7 +106,7 @@ def _coefficients(weight: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
 def _from_moments(moments: Tensor, d: int, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
     count = moments[..., :1].clamp_min(1e-6)
     mean = moments[..., 1 : d + 1] / count
-    second = (moments[..., d + 1 :] / count).unflatten(-1, (d, d))
+    second = torch.unflatten(moments[..., d + 1 :] / count, -1, (d, d))
     covariance = second - mean[..., :, None] * mean[..., None, :]
     values, vectors = torch.linalg.eigh(covariance)
     covariance = (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT  # rounding may leave a negative variance

@@ -47,9 +47,9 @@ class Extrapolator(LatentEstimator):
     """Dimensions of the invariant variable; None: estimated (see ``d_c_``)."""
     d_s: int | None = None
     """Dimensions of the changing variable, the most a sparse shift may move; None: a third of the columns."""
-    flow: FlowConfig = FlowConfig()
+    flow: FlowConfig = dataclasses.field(default_factory=FlowConfig)
     """How the dense model is fitted."""
-    masked: SparseConfig = SparseConfig()
+    masked: SparseConfig = dataclasses.field(default_factory=SparseConfig)
     """How the sparse model is fitted."""
 
     def _fit(self, source: Source, x_tgt: Tensor | None) -> None:

@@ -1,6 +1,6 @@
 """Invertible piecewise-linear flows and their likelihood: the inverse of a leaky-ReLU network is one.
 
-z = A_L f(... f(A_1 x + b_1) ...) + b_L with f(u) = u for u >= 0 and exp(rho) u below, and z | y ~ N(means y, I). The kink
+z = A_L f(... f(A_1 x + b_1) ...) + b_L with f(u) = u for u >= 0 and exp(rho) u below, z | y ~ N(means y, I). The kink
 is smoothed over a width: a hard one has no gradient of the log-determinant where it matters, at the kink. M flows are
 evaluated together in the layout (M, d, batch); the gradient is written out because it is the hot path of the dense
 estimator (a test compares it with automatic differentiation).
@@ -44,15 +44,16 @@ def views(flat: Tensor, shape: FlowShape) -> FlowViews:
     """Name the parts of a flat parameter (or gradient) tensor."""
     d, L = shape.d, shape.layers
     sizes = [d * d] * L + [d] * (2 * L - 1) + [d * shape.labels]
-    parts = flat.split(sizes, dim=-1)
-    b = [part.unflatten(-1, (d, 1)) for part in parts[L : 3 * L - 1]]
-    return FlowViews([part.unflatten(-1, (d, d)) for part in parts[:L]], b[:L], b[L:], parts[-1].unflatten(-1, (d, -1)))
+    parts = torch.split(flat, sizes, dim=-1)
+    b = [torch.unflatten(part, -1, (d, 1)) for part in parts[L : 3 * L - 1]]
+    A = [torch.unflatten(part, -1, (d, d)) for part in parts[:L]]
+    return FlowViews(A, b[:L], b[L:], torch.unflatten(parts[-1], -1, (d, -1)))
 
 
 def kink(u: Tensor, rho: Tensor, width: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return f(u), its derivative, and the two pieces its parameter gradients need.
 
-    The derivative falls from 1 to exp(rho) on a ramp r from u = width to u = -width; f(u) = u + (exp(rho) - 1) m(u) where
+    The derivative goes from 1 to exp(rho) on a ramp r from u = width to u = -width; f(u) = u + (exp(rho) - 1) m(u) with
     m' = r and m(u) = u beyond the ramp.
     """
     k = torch.expm1(rho)
@@ -63,7 +64,7 @@ def kink(u: Tensor, rho: Tensor, width: float) -> tuple[Tensor, Tensor, Tensor, 
 
 def transform(flows: FlowViews, x: Tensor, widths: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return z (M, d, n) and log |det dz/dx| (M, n) for x (M, d, n)."""
-    log_det = sum(torch.linalg.slogdet(A)[1] for A in flows.A)[:, None]  # type: ignore[index]
+    log_det = torch.stack([torch.linalg.slogdet(A)[1] for A in flows.A]).sum(0)[:, None]
     for layer, (A, b) in enumerate(zip(flows.A, flows.b, strict=True)):
         x = torch.baddbmm(b, A, x)
         if layer < len(widths):
@@ -83,7 +84,7 @@ def gradient(flat: Tensor, shape: FlowShape, x: Tensor, labels: Tensor, widths: 
     """Write the gradient of the mean of -log p(x | y) over the batch into ``out``, for every flow."""
     flows, grads = views(flat, shape), views(out, shape)
     d, L, n = shape.d, shape.layers, x.shape[-1]
-    inverse = torch.linalg.inv(flat[:, : L * d * d].unflatten(-1, (L, d, d)))
+    inverse = torch.linalg.inv(flat[:, : L * d * d].reshape(-1, L, d, d))
     inputs, kinks = [], []
     for layer in range(L):
         inputs.append(x)

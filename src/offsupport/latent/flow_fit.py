@@ -125,7 +125,8 @@ def whitening(covariance: Tensor) -> Tensor:
     """Return the symmetric inverse square root of covariances (M, d, d), in double precision inside."""
     values, vectors = torch.linalg.eigh(covariance.double())
     floor = 1e-8 * values[..., -1:]
-    return ((vectors * values.clamp_min(floor).rsqrt()[..., None, :]) @ vectors.mT).to(covariance.dtype)
+    white: Tensor = (vectors * values.clamp_min(floor).rsqrt()[..., None, :]) @ vectors.mT
+    return white.to(covariance.dtype)
 
 
 def train(
@@ -149,7 +150,7 @@ def train(
     gradients, m, v = (torch.zeros_like(flat) for _ in range(3))
     beta1, beta2 = 0.9, 0.99
     for step in range(steps):
-        x, labels = _batch(problem, starts, step, config.batch_size, rng)
+        x, labels = _batch(problem, starts, config.batch_size, rng)
         widths = [w * (SHARP / w) ** (step / steps) for w in begin]
         gradient(flat, problem.shape, x, labels, widths, gradients)
         m.lerp_(gradients, 1 - beta1)
@@ -166,7 +167,7 @@ def cycle(t: float, warm: float = 0.3) -> float:
     return 0.5 * (1 + math.cos(math.pi * (t - warm) / (1 - warm)))
 
 
-def _batch(problem: Problem, starts: int, step: int, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _batch(problem: Problem, starts: int, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     index = torch.randint(problem.x.shape[-1], (size,), generator=rng)
     x, labels = problem.x[..., index], problem.labels[..., index]
     return (x, labels) if starts == 1 else (x.repeat_interleave(starts, 0), labels.repeat_interleave(starts, 0))

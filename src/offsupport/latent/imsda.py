@@ -70,7 +70,7 @@ class Imsda(Vae):
 
     def _flows(self) -> Tensor:
         """Return the flow parameters of both domains, (R, 2, d_s, count)."""
-        return mlp(self.hyper_, self.domains_).unflatten(-1, (self.d_s, -1))
+        return torch.unflatten(mlp(self.hyper_, self.domains_), -1, (self.d_s, -1))
 
     def _invariant(self, z: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
         """Return z~ = [c, f_u(s)] and log |d z~ / d z|."""

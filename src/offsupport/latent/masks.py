@@ -78,9 +78,7 @@ def weigh(mixture: Mixture, x: Tensor, largest: int, log_prior: float) -> Weighe
 
 def _beam_search(mixture: Mixture, x: Tensor, largest: int) -> tuple[Tensor, Tensor]:
     """Grow sets sample by sample: the best of one size, each extended by every dimension it lacks."""
-    runs = []
-    for r in range(len(x)):
-        runs.append([_grow(_select(mixture, r), sample[None, None], largest) for sample in x[r]])
+    runs = [[_grow(_select(mixture, r), sample[None, None], largest) for sample in x[r]] for r in range(len(x))]
     masks = torch.stack([torch.stack([masks for masks, _ in run]) for run in runs])
     return masks, torch.stack([torch.stack([density for _, density in run]) for run in runs])
 
@@ -91,7 +89,7 @@ def _grow(mixture: Mixture, x: Tensor, largest: int) -> tuple[Tensor, Tensor]:
     masks, densities = [beam], [mixture.log_density(x, beam)[0, 0]]
     for size in range(1, largest + 1):
         grown = (beam[:, None] | torch.eye(d, dtype=torch.bool)).flatten(0, 1)
-        grown = grown[grown.sum(-1) == size].unique(dim=0)
+        grown = _distinct(grown[grown.sum(-1) == size])
         density = mixture.log_density(x, grown)[0, 0]
         kept = density.topk(min(BEAM, d - size + 1, len(grown)))
         beam = grown[kept.indices]
@@ -115,7 +113,7 @@ def typical(mixture: Mixture, source: Tensor, masks: Tensor, density: Tensor, le
     result = torch.zeros(density.shape, dtype=torch.bool)
     for r in range(len(masks)):
         one = _select(mixture, r)
-        for mask in masks[r].unique(dim=0):
+        for mask in _distinct(masks[r]):
             usual = one.log_density(source[r : r + 1, :1000], mask[None])[0, :, 0].quantile(level)
             same = (masks[r] == mask).all(-1)
             result[r, same] = density[r, same] >= usual
@@ -124,3 +122,8 @@ def typical(mixture: Mixture, source: Tensor, masks: Tensor, density: Tensor, le
 
 def _select(mixture: Mixture, r: int) -> Mixture:
     return Mixture(*(t[r : r + 1] for t in (mixture.log_weight, mixture.mean, mixture.precision, mixture.log_det)))
+
+
+def _distinct(masks: Tensor) -> Tensor:
+    rows: Tensor = torch.unique(masks, dim=0)
+    return rows

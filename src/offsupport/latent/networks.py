@@ -18,7 +18,7 @@ Params = list[Tensor]
 
 
 def init_mlp(sizes: Sequence[int], runs: int, rng: torch.Generator, dtype: torch.dtype = torch.float32) -> Params:
-    """Draw [W1, b1, W2, b2, ...] for ``runs`` equal networks: U(-1, 1) / sqrt(fan-in), W (R, in, out), b (R, 1, out)."""
+    """Draw [W1, b1, W2, ...] of ``runs`` equal networks: U(-1, 1) / sqrt(fan-in), W (R, in, out), b (R, 1, out)."""
     params = []
     for fan_in, out in itertools.pairwise(sizes):
         for rows in (fan_in, 1):
@@ -39,7 +39,7 @@ def mlp(params: Params, x: Tensor, slope: float = 0.2) -> Tensor:
 def batches(n: int, size: int, epochs: int, rng: torch.Generator) -> Iterator[Tensor]:
     """Yield index batches: every epoch is a fresh shuffle, its last batch may be short."""
     for _ in range(epochs):
-        yield from torch.randperm(n, generator=rng).split(size)
+        yield from torch.split(torch.randperm(n, generator=rng), size)
 
 
 def adam(params: Params, loss: Callable[[Tensor], Tensor], schedule: Iterator[Tensor], lr: float) -> None:
@@ -54,7 +54,7 @@ def adam(params: Params, loss: Callable[[Tensor], Tensor], schedule: Iterator[Te
     optimiser = torch.optim.Adam(params, lr=lr, fused=True)
     for index in schedule:
         optimiser.zero_grad()
-        loss(index).sum().backward()
+        torch.autograd.backward(loss(index).sum())
         optimiser.step()
 
 

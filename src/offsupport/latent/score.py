@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from offsupport.core.config import build
-from offsupport.core.errors import ConfigError
-from offsupport.core.registry import Registry
+from offsupport.core.errors import ConfigError, nearest
 from offsupport.latent.base import LatentEstimator
 from offsupport.latent.draws import Draws, draw, oracle
 from offsupport.latent.extrapolator import Extrapolator
@@ -22,7 +21,6 @@ from offsupport.latent.process import Process, Shift, Task, preset
 from offsupport.latent.trimmed import TrimmedNN
 from offsupport.latent.vae import Vae
 
-ESTIMATORS: Registry[Callable[[Process], dict[str, Any]]] = Registry("latent method")
 CLASSES: dict[str, type[LatentEstimator]] = {
     "only-source": OnlySource,
     "imsda": Imsda,
@@ -98,8 +96,6 @@ def run_block(
 def make(method: str, process: Process, options: dict[str, Any]) -> LatentEstimator:
     """Return the estimator of a table row, told what that row may know of the process."""
     if method not in CLASSES:
-        from offsupport.core.errors import nearest
-
         raise ConfigError(f"Unknown latent method {method!r}.", nearest(method, [*CLASSES, *REFERENCES]))
     known: dict[str, Any] = {"task": process.task}
     if method in TRANSDUCTIVE or method == "extrapolator":

@@ -29,7 +29,7 @@ def sigmoid_flow(s: Tensor, flow: Tensor, offsets: Tensor, units: int) -> tuple[
     Returns:
         The (R, n, d) images and the (R, n) log-determinants.
     """
-    first, second = flow.split([3 * units + 1, 4 * units], -1)
+    first, second = torch.split(flow, [3 * units + 1, 4 * units], -1)
     h = s.mT[..., None]  # (R, d, n, 1)
     h, gain = _block(h, torch.ones_like(h), first[..., : 3 * units], offsets[:, None])
     u = second[..., 3 * units :].softmax(-1)[..., None]  # a convex mixture of the hidden outputs

@@ -51,7 +51,7 @@ class Vae(LatentEstimator):
     """Hidden units per layer."""
     epochs: int = 25
     """Passes over the source."""
-    batch_size: int = 128
+    batch_size: int = 256
     """Samples per step; the paper does not state its own."""
     lr: float = 2e-3
     """Step size of Adam."""
@@ -113,14 +113,16 @@ class Vae(LatentEstimator):
         terms = (
             log_normal(c[:, :, None], mean[:, None], var.log()[:, None]) + (count[..., 0] / y.shape[1]).log()[:, None]
         )
-        return terms.logsumexp(-1)
+        mixed: Tensor = terms.logsumexp(-1)
+        return mixed
 
     def _distance(self, s_src: Tensor, s_tgt: Tensor) -> Tensor:
         size = s_tgt.square().sum(-1)
         if self.distance_to == "origin":
             return size
         radius = s_src.detach().norm(dim=-1).quantile(0.999, dim=1, keepdim=True)
-        return (size.clamp_min(1e-12).sqrt() - radius).clamp_min(0).square()
+        beyond: Tensor = size.clamp_min(1e-12).sqrt() - radius
+        return beyond.clamp_min(0).square()
 
     def _output(self, x: Tensor) -> Tensor:
         return finish(mlp(self.head_, self._encode(x)[0][..., : self.d_c]), self.source_)

@@ -1,0 +1,161 @@
+"""Estimators as a user meets them: labels of any kind, bad input, one run or many, end to end on a small problem."""
+
+import numpy as np
+import pytest
+
+from offsupport.core.errors import ConfigError, InputError, ModelError
+from offsupport.latent import Extrapolator, Imsda, OnlySource, TrimmedNN, Vae
+from offsupport.latent.draws import draw
+from offsupport.latent.flow_fit import FlowConfig
+from offsupport.latent.process import Process
+
+QUICK = FlowConfig(layers=2, starts=1, rounds=0, steps=60, polish_steps=20)
+
+
+@pytest.fixture(scope="module")
+def sparse_run():
+    draws = draw(Process(shift="sparse", n_source=4000), [1_000_000], [24], n_targets=60)
+    return draws.x[0].numpy(), draws.y[0].numpy(), draws.x_tgt[0, 0].numpy(), draws.y_tgt[0, 0].numpy()
+
+
+@pytest.fixture(scope="module")
+def fitted(sparse_run):
+    X, y, _, _ = sparse_run
+    return Extrapolator(flow=QUICK).fit(X, np.array(["cat", "dog"])[y])
+
+
+def small_problem(n=200, d=4, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    return X, (X[:, 0] + X[:, 1] > 0).astype(int)
+
+
+def test_extrapolator_end_to_end_on_a_sparse_shift(fitted, sparse_run):
+    _, _, x_tgt, y_tgt = sparse_run
+    names = np.array(["cat", "dog"])[y_tgt]
+    accuracy = (fitted.predict(x_tgt) == names).mean()
+    X, y, _, _ = sparse_run
+    plain = OnlySource(epochs=10).fit(X, np.array(["cat", "dog"])[y])
+    assert accuracy >= 0.9
+    assert accuracy > (plain.predict(x_tgt) == names).mean()
+    assert fitted.shift_.shift == "sparse"
+    assert "look like the source" in str(fitted.shift_)
+    probabilities = fitted.predict_proba(x_tgt)
+    assert probabilities.shape == (60, 2)
+    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
+    assert (fitted.confidence(x_tgt) >= 0.5).all()
+
+
+def test_distrust_points_at_the_columns_that_moved(fitted, sparse_run):
+    _, _, x_tgt, _ = sparse_run
+    distrust = fitted.distrust(x_tgt)
+    far = np.abs(x_tgt) > 5
+    assert distrust[far].mean() > 0.95
+    assert distrust[:, :4].mean() < 0.1
+
+
+def test_latents_have_the_dimensions_asked_for_and_follow_c(sparse_run):
+    X, y, x_tgt, _ = sparse_run
+    estimator = Extrapolator(shift="sparse", d_c=4, d_s=2).fit(X, y)
+    c_hat, s_hat = estimator.latents(x_tgt)
+    again, _ = estimator.latents(x_tgt + np.array([0, 0, 0, 0, 100.0, 100.0]))
+    assert c_hat.shape == (60, 4)
+    assert s_hat.shape == (60, 6)
+    moved = np.abs(x_tgt[:, 4:]).min(1) > 5  # both copies are off support already: moving them further changes nothing
+    np.testing.assert_allclose(c_hat[moved], again[moved], atol=1e-4)
+
+
+def test_dense_estimator_predicts_and_splits_latents():
+    draws = draw(Process(n_source=500), [1_000_000], [5], n_targets=5)
+    estimator = Extrapolator(shift="dense", flow=QUICK, d_c=4, d_s=2).fit(draws.x[0], draws.y[0])
+    c_hat, s_hat = estimator.latents(draws.x_tgt[0, 0])
+    assert c_hat.shape == (5, 4)
+    assert s_hat.shape == (5, 2)
+    assert np.isfinite(estimator.predict_proba(draws.x_tgt[0, 0])).all()
+    assert str(estimator.shift_) == "dense: given."
+
+
+def test_targets_that_no_few_columns_explain_are_called_dense(fitted):
+    rng = np.random.default_rng(0)
+    fitted.predict(fitted.source_.x[0, :20].numpy() * 0 + rng.normal(size=(20, 6)) * 40)
+    assert fitted.shift_.shift == "dense"
+
+
+@pytest.mark.parametrize("estimator", [OnlySource(epochs=2), TrimmedNN(), Extrapolator(shift="sparse")], ids=repr)
+def test_many_runs_equal_one_by_one(estimator):
+    draws = draw(Process(shift="sparse", n_source=300), [1_000_000, 1_000_001], [18], n_targets=4)
+    both = estimator.fit(draws.x, draws.y).predict_proba(draws.x_tgt[:, 0])
+    one = estimator.fit(draws.x[1], draws.y[1]).predict_proba(draws.x_tgt[1, 0])
+    np.testing.assert_allclose(both[1], one, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [OnlySource, Vae, Imsda, TrimmedNN, Extrapolator])
+def test_regression_predicts_numbers_in_the_units_of_y(kind):
+    X, _ = small_problem()
+    y = 100 + 5 * X[:, 0] + 0.1
+    options = {"epochs": 3} if kind in (OnlySource, Vae, Imsda) else {}
+    if kind is Extrapolator:
+        options = {"flow": QUICK}
+    estimator = kind(**options).fit(X, y, X[:3])
+    predicted = estimator.predict(X[:3])
+    assert predicted.shape == (3,)
+    assert (np.abs(predicted - 100) < 30).all()
+    with pytest.raises(ModelError, match="no class probabilities"):
+        estimator.predict_proba(X[:3])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda X, y: (np.where(np.arange(4) == 1, np.nan, X), y), "NaN"),
+        (lambda X, y: (X[:6], y[:6]), "6 samples"),
+        (lambda X, y: (X, np.zeros_like(y)), "1 class"),
+        (lambda X, y: (np.ones_like(X), y), "constant"),
+        (lambda X, y: (X, y[:-1]), "shape"),
+        (lambda X, y: (X.astype(str) + "a", y), "numbers"),
+        (lambda X, y: (X, np.where(y > 0, np.nan, 0.5)), "y has values"),
+    ],
+)
+def test_bad_source_is_a_clear_error(change, message):
+    with pytest.raises(InputError, match=message) as caught:
+        Extrapolator(flow=QUICK).fit(*change(*small_problem()))
+    assert caught.value.remedy
+
+
+def test_bad_targets_and_bad_order_of_calls():
+    X, y = small_problem()
+    with pytest.raises(ModelError, match="not fitted"):
+        Extrapolator().predict(X)
+    with pytest.raises(InputError, match="trains on its targets"):
+        Vae().fit(X, y)
+    estimator = TrimmedNN().fit(X, y)
+    with pytest.raises(InputError, match="3 columns, the source has 4"):
+        estimator.predict(X[:, :3])
+    with pytest.raises(InputError, match="NaN"):
+        estimator.predict(X * np.nan)
+    with pytest.raises(ModelError, match="no latent variables"):
+        estimator.latents(X)
+    for bad in ({"shift": "spares"}, {"d_c": 9}, {"task": "ranking"}):
+        with pytest.raises(ConfigError):
+            Extrapolator(**bad).fit(X, y)
+
+
+def test_constant_and_collinear_columns_never_give_nan():
+    X, y = small_problem()
+    X = np.column_stack([X, np.full(len(X), 3.0), X[:, 0] + X[:, 1]])
+    for shift in ("dense", "sparse"):
+        estimator = Extrapolator(shift=shift, flow=QUICK).fit(X, y)
+        assert np.isfinite(estimator.predict_proba(X[:10] + 20)).all()
+    assert estimator.distrust(X[:10]).shape == (10, 6)
+
+
+def test_scales_past_enumeration():
+    rng = np.random.default_rng(0)
+    c = rng.normal(size=(1500, 3))
+    X = c @ rng.normal(size=(3, 30)) + 0.3 * rng.normal(size=(1500, 30))
+    y = (c[:, 0] > 0).astype(int)
+    estimator = Extrapolator(shift="sparse", d_s=6).fit(X[:1400], y[:1400])
+    pushed = X[1400:1440].copy()
+    pushed[:, :6] += 60
+    assert (estimator.distrust(pushed)[:, :6] > 0.9).all()
+    assert (estimator.predict(pushed) == y[1400:1440]).mean() > 0.85

@@ -1,0 +1,82 @@
+"""Marginals of the mixture against brute force; greedy search against enumeration; what is typical."""
+
+import itertools
+
+import pytest
+import torch
+from torch.distributions import MultivariateNormal
+
+from offsupport.latent import masks as masks_module
+from offsupport.latent.density import fit_mixture
+from offsupport.latent.masks import all_masks, typical, weigh
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    rng = torch.Generator().manual_seed(0)
+    mixing = torch.randn(2, 4, 4, generator=rng)
+    x = torch.randn(2, 1500, 4, generator=rng) @ mixing
+    x[:, ::2] += 2.0
+    x = (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+    return x, fit_mixture(x, 5, 20, 1e-3, torch.Generator().manual_seed(1))
+
+
+def brute_force(mixture, r, x, hidden):
+    kept = [i for i in range(len(x)) if i not in hidden]
+    total = []
+    for k in range(mixture.mean.shape[1]):
+        covariance = torch.linalg.inv(mixture.precision[r, k])[kept][:, kept]
+        normal = MultivariateNormal(mixture.mean[r, k, kept], covariance)
+        total.append(mixture.log_weight[r, k] + normal.log_prob(x[kept].double()))
+    return torch.stack(total).logsumexp(0)
+
+
+def test_every_marginal_matches_brute_force(fitted):
+    x, mixture = fitted
+    samples = torch.cat([x[:, :3], 6 * x[:, 3:5]], 1)
+    for size in (0, 1, 2, 3):
+        sets = list(itertools.combinations(range(4), size))
+        density = mixture.log_density(samples, all_masks(4, 3)[size])
+        for r, i, j in itertools.product(range(2), range(5), range(len(sets))):
+            assert float(density[r, i, j]) == pytest.approx(
+                float(brute_force(mixture, r, samples[r, i], sets[j])), rel=1e-6
+            )
+
+
+def test_mixture_beats_a_single_gaussian_on_two_clusters(fitted):
+    x, mixture = fitted
+    single = fit_mixture(x, 1, 3, 1e-3, torch.Generator())
+    none = all_masks(4, 0)[0]
+    assert (mixture.log_density(x, none).mean(1) > single.log_density(x, none).mean(1)).all()
+
+
+def test_weights_find_the_moved_dimension_and_sum_to_one(fitted):
+    x, mixture = fitted
+    moved = x[:, :50].clone()
+    moved[..., 2] += 25
+    weighed = weigh(mixture, moved, 2, -4.6)
+    assert torch.allclose(weighed.weight.sum(-1), torch.ones(2, 50, dtype=torch.float64))
+    assert weighed.top(1).masks[:, :, 0, 2].all()
+    assert (weighed.distrust()[..., 2] > 0.99).all()
+    assert weigh(mixture, x[:, :50], 2, -4.6).distrust().mean() < 0.1
+
+
+def test_greedy_search_finds_what_enumeration_finds(fitted, monkeypatch):
+    x, mixture = fitted
+    moved = x[:, :10].clone()
+    moved[..., 1] += 9
+    moved[:, 5:, 3] -= 12
+    full = weigh(mixture, moved, 2, -4.6)
+    monkeypatch.setattr(masks_module, "ENUMERATED", 0)
+    greedy = weigh(mixture, moved, 2, -4.6)
+    assert torch.equal(greedy.top(1).masks, full.top(1).masks)
+    assert torch.allclose(greedy.distrust(), full.distrust(), atol=1e-3)
+
+
+def test_typical_accepts_the_source_and_rejects_what_masks_do_not_explain(fitted):
+    x, mixture = fitted
+    samples = torch.cat([x[:, 500:550], x[:, :50] * 30], 1)
+    top = weigh(mixture, samples, 1, -4.6).top(1)
+    ok = typical(mixture, x, top.masks[:, :, 0], top.kept_density[..., 0])
+    assert ok[:, :50].float().mean() > 0.9
+    assert ok[:, 50:].float().mean() < 0.2
