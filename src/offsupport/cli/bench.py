@@ -93,11 +93,11 @@ def _show(out: Path, as_json: bool) -> None:
 
 def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
     """Print rows with methods side by side; intervals as long as they fit on a screen."""
-    from offsupport.report.run_page import number
+    from offsupport.report.run_page import number, value_text
 
     methods = list(dict.fromkeys(row["method"] for row in rows))
     cells = {(row["column"], row["method"]): row for row in rows}
-    show = number if len(methods) <= 3 else lambda row: f"{row['value']:.1f}"
+    show = number if len(methods) <= 3 else value_text
     body = [
         [column, *(show(cells[column, method]) if (column, method) in cells else "" for method in methods)]
         for column in dict.fromkeys(row["column"] for row in rows)

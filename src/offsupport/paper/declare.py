@@ -102,19 +102,27 @@ def payload(table: Table, scale: str, records: Sequence[Record]) -> dict[str, An
     }
 
 
-def below(claim: str, difference: Estimate, quantity: str) -> Claim:
-    """Judge a claim that some difference of errors is negative: decided only when its interval excludes zero."""
+def below(claim: str, difference: Estimate, quantity: str, *, percent: bool = True) -> Claim:
+    """Judge a claim that some difference of errors is negative: decided only when its interval excludes zero.
+
+    Args:
+        claim: The sentence.
+        difference: What was measured.
+        quantity: What was subtracted from what.
+        percent: Whether errors are fractions, to be shown as percentage points; else they are shown as they are.
+    """
     verdict: Verdict = "undecided"
     if difference.high < 0:
         verdict = "holds"
     elif difference.low > 0:
         verdict = "does-not-hold"
+    scale = 100 if percent else 1
     evidence = {
         "quantity": quantity,
-        "unit": "percentage points",
-        "value": 100 * difference.value,
-        "low": 100 * difference.low,
-        "high": 100 * difference.high,
+        "unit": "percentage points" if percent else "squared units",
+        "value": scale * difference.value,
+        "low": scale * difference.low,
+        "high": scale * difference.high,
         "n": difference.n,
     }
     return Claim(claim=claim, verdict=verdict, evidence=evidence)

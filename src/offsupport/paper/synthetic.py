@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -11,9 +12,12 @@ from offsupport.bench.latent_cell import LatentConfig
 from offsupport.bench.stats import Estimate, Floats, difference_estimate, mean_estimate
 from offsupport.bench.store import Record
 from offsupport.functional import wilson
+from offsupport.latent.process import Process
 from offsupport.paper.declare import Claim, Options, Row, below
 from offsupport.paper.errors import Printed
 
+SUPPORT_RADIUS = Process().radius
+"""Where the source support of s ends, and with it, as c is continuous here, what Theorem 1 guarantees."""
 BLOCK = 25
 """Runs per cell: small enough to resume, large enough to be batched."""
 Outcomes = Mapping[str, Mapping[str, Mapping[int, float]]]
@@ -54,7 +58,7 @@ def outcomes(records: Sequence[Record]) -> Outcomes:
 
 def synthetic_rows(records: Sequence[Record], printed: Printed) -> list[Row]:
     """Return the accuracy (Wilson interval) or the mean squared error (bootstrap over runs) of every column."""
-    metric = records[0].deterministic["metric"] if records else "accuracy"
+    metric: Literal["accuracy", "mse"] = records[0].deterministic["metric"] if records else "accuracy"
     rows = []
     for method, columns in outcomes(records).items():
         for column, runs in columns.items():

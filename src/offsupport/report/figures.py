@@ -144,6 +144,32 @@ def traces(
         return svg(figure)
 
 
+def curves(
+    series: Mapping[str, Mapping[float, Interval]], label: str, x_label: str, mark: tuple[float, str] | None = None
+) -> str:
+    """Draw values with their intervals against a number, one curve per series.
+
+    Args:
+        series: Per series and position: value, low, high.
+        label: What the values are.
+        x_label: What the positions are.
+        mark: A position to draw a line at, and what it is.
+    """
+    with canvas(_WIDTH, 3.6) as (figure, axes):
+        for i, (name, points) in enumerate(series.items()):
+            x = sorted(points)
+            value, low, high = np.array([points[at] for at in x], dtype=float).T
+            axes.plot(x, value, label=_short(name), markersize=5, linewidth=1.6, **style(i))
+            axes.fill_between(x, low, high, color=style(i)["color"], alpha=0.12, linewidth=0)
+        if mark is not None:
+            axes.axvline(mark[0], color=_INK, alpha=0.5, linestyle=":", label=mark[1])
+        axes.grid(axis="y")
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(label)
+        _legend(figure, axes)
+        return svg(figure)
+
+
 def running_mean(values: Sequence[float]) -> list[float]:
     """Return the mean of the first 1, 2, 3, ... values.
 

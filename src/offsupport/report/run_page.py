@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offsupport.bench.runs import Status
 from offsupport.bench.store import Record
+from offsupport.paper.synthetic import SUPPORT_RADIUS
 from offsupport.report import figures
 from offsupport.report.page import Badge, Figure, Page, Section, Table
 
 VERDICTS = {"holds": Badge("holds", "good"), "does-not-hold": Badge("does not hold", "bad")}
 Rows = Sequence[Mapping[str, Any]]
+_AT_DISTANCE = re.compile(r"(dense|sparse)-[\d.]+").fullmatch
 _PAIRED = (
     "Intervals are 95 %, from a bootstrap over images that pairs the two methods image by image. "
     "A claim is decided only where its interval excludes zero."
@@ -34,7 +37,12 @@ def run_page(title: str, about: str, payload: Mapping[str, Any], status: Status)
 
 def number(row: Mapping[str, Any]) -> str:
     """Return a value with its interval as a person would write it."""
-    return f"{row['value']:.1f} ({row['low']:.1f} to {row['high']:.1f})"
+    return f"{value_text(row)} ({value_text(row, 'low')} to {value_text(row, 'high')})"
+
+
+def value_text(row: Mapping[str, Any], key: str = "value") -> str:
+    """Return one number of a row: percent with one digit behind the point, fractions with three."""
+    return "" if row[key] is None else f"{row[key]:.{1 if row['unit'] == 'percent' else 3}f}"
 
 
 def _progress(status: Status) -> str:
@@ -74,10 +82,27 @@ def _result(rows: Rows, records: Sequence[Record]) -> list[Section]:
     tables = [_headline([row for row in rows if row["column"] in headline], unit)]
     if len(headline) < len(columns):
         tables.append(_pivot(methods, columns, cells, unit))
+    elif all(map(_AT_DISTANCE, columns)):
+        tables.insert(0, _pivot(methods, columns, cells, unit))
+        return [Section("What was measured", tables=tables, figures=_by_distance(rows))]
     series = {m: {_short(c): _interval(cells[m, c]) for c in columns if (m, c) in cells} for m in methods}
     drawing = figures.intervals(series, f"{rows[0]['metric']} ({rows[0]['unit']})")
     drawings = [Figure(drawing, "Every column with its 95 % interval."), *_along_the_stream(records)]
     return [Section("What was measured", tables=tables, figures=drawings)]
+
+
+def _by_distance(rows: Rows) -> list[Figure]:
+    """One drawing per kind of shift: the measured value against the distance of the target."""
+    drawings: dict[str, dict[str, dict[float, figures.Interval]]] = {}
+    for row in rows:
+        shift, _, distance = row["column"].partition("-")
+        drawings.setdefault(shift, {}).setdefault(row["method"], {})[float(distance)] = _interval(row)
+    label = f"{rows[0]['metric']}"
+    mark = (SUPPORT_RADIUS, "edge of the support, and of Theorem 1")
+    return [
+        Figure(figures.curves(series, label, "distance of s from the origin", mark), f"{shift} shifts, 95 % intervals.")
+        for shift, series in drawings.items()
+    ]
 
 
 def _headline(rows: Rows, unit: str) -> Table:
@@ -88,15 +113,18 @@ def _headline(rows: Rows, unit: str) -> Table:
     body = []
     for row in rows:
         where = [] if one else [row["column"]]
-        paper = ["" if row["paper"] is None else f"{row['paper']:.1f}"] if printed else []
-        interval = f"{row['low']:.1f} to {row['high']:.1f}"
-        body.append([row["method"], *where, f"{row['value']:.1f}", interval, *paper, f"{row['n']:,}"])
+        paper = [value_text(row, "paper")] if printed else []
+        interval = f"{value_text(row, 'low')} to {value_text(row, 'high')}"
+        body.append([row["method"], *where, value_text(row), interval, *paper, f"{row['n']:,}"])
     caption = f"{rows[0]['column']}: {unit}" if one else unit
     return Table([*names, "predictions"], body, caption, text_columns=1 if one else 2)
 
 
 def _pivot(methods: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], Any], unit: str) -> Table:
-    body = [[m, *(f"{cells[m, c]['value']:.1f}" if (m, c) in cells else "" for c in columns)] for m in methods]
+    body = [[m, *(value_text(cells[m, c]) if (m, c) in cells else "" for c in columns)] for m in methods]
+    for m in methods:
+        printed = [value_text(cells[m, c], "paper") if (m, c) in cells else "" for c in columns]
+        body += [[f"{m}, as printed", *printed]] if any(printed) else []
     return Table(["method", *map(_short, columns)], body, f"By column: {unit}")
 
 

@@ -1,0 +1,94 @@
+"""Synthetic tables: cells, rows and claims from stored blocks of runs."""
+
+import json
+
+import numpy as np
+import pytest
+
+from offsupport.bench.cell import Place, compute
+from offsupport.bench.latent_cell import LatentConfig
+from offsupport.bench.runs import Status
+from offsupport.bench.store import Record, Store
+from offsupport.functional import wilson
+from offsupport.paper import TABLES, Options, cells_of, payload
+from offsupport.paper.synthetic import below_by_column, outcomes, synthetic_rows
+from offsupport.report.page import render
+from offsupport.report.run_page import run_page
+
+
+def record(method, outcome, metric="accuracy", first=0, shift="dense", distances=(12.0,)):
+    outcome = np.asarray(outcome, dtype=float).reshape(-1, len(distances))
+    config = LatentConfig(method=method, shift=shift, distances=list(distances), first=first, runs=len(outcome))
+    cell = config.cell()
+    return Record(cell.key, cell, {"metric": metric, "outcome": outcome.tolist()}, {}, {"seconds": 1.0})
+
+
+def test_blocks_cover_the_runs_once():
+    cells = cells_of(TABLES["table1"], "small", Options(runs=60, methods=("vae",)))
+    spans = sorted((c.config["shift"], c.config["first"], c.config["runs"]) for c in cells)
+    assert spans == [
+        (shift, first, runs) for shift in ("dense", "sparse") for first, runs in ((0, 25), (25, 25), (50, 10))
+    ]
+
+
+def test_accuracy_is_wilson_over_all_blocks():
+    records = [record("vae", [1, 1, 0]), record("vae", [1, 0], first=3)]
+    (row,) = synthetic_rows(records, {("vae", "dense-12"): 0.78})
+    assert (row.value, row.n, row.paper) == (0.6, 5, 0.78)
+    assert (row.low, row.high) == wilson(3, 5)
+
+
+def test_mse_is_a_mean_with_a_bootstrap_interval():
+    rng = np.random.default_rng(0)
+    errors = rng.exponential(size=400)
+    (row,) = synthetic_rows([record("vae", errors, metric="mse")], {})
+    assert row.value == pytest.approx(errors.mean())
+    half = 1.96 * errors.std() / 20
+    assert row.high - row.low == pytest.approx(2 * half, rel=0.2)
+
+
+def test_claims_pair_the_same_runs():
+    rng = np.random.default_rng(0)
+    base = rng.random(300) < 0.5
+    better = base | (rng.random(300) < 0.2)
+    records = [record("extrapolator", better), record("only-source", base)]
+    (claim,) = below_by_column(records, [("extrapolator", "only-source", "dense"), ("vae", "only-source", "dense")])
+    assert claim.verdict == "holds"
+    assert claim.evidence["value"] == pytest.approx(-100 * (better.mean() - base.mean()))
+    (other,) = below_by_column(records, [("only-source", "extrapolator", "dense")])
+    assert other.verdict == "does-not-hold"
+
+
+def test_a_cell_computes_what_the_block_function_does(tmp_path):
+    from offsupport.latent.score import run_block
+
+    config = LatentConfig(method="only-source", shift="sparse", distances=[18.0, 24.0], first=7, runs=2)
+    outcome = compute(config.cell(), Place(tmp_path))
+    expected = run_block("sparse", "classification", "only-source", [7, 8], [18.0, 24.0]).per_run()
+    assert outcome.deterministic == {"metric": "accuracy", "outcome": expected.tolist()}
+    Store(tmp_path).write(config.cell(), outcome)
+    found = outcomes([Store(tmp_path).read(config.cell().key)])
+    assert set(found["only-source"]) == {"sparse-18", "sparse-24"}
+    assert set(found["only-source"]["sparse-18"]) == {7, 8}
+
+
+@pytest.mark.parametrize("name", ["table1", "tableA1"])
+def test_printed_numbers_stand_beside_the_columns_that_exist(name):
+    from offsupport.paper import table1, table_a1
+
+    printed = {"table1": table1, "tableA1": table_a1}[name].PRINTED
+    columns = {"table1": table1, "tableA1": table_a1}[name].COLUMNS
+    known = {f"{shift}-{distance:g}" for shift, distances in columns.items() for distance in distances}
+    assert {column for _, column in printed} <= known
+
+
+def test_report_draws_a_curve_per_shift():
+    table = TABLES["table1"]
+    records = [
+        record(m, [1, 0, 1], shift=s, distances=(12.0,)) for m in ("vae", "only-source") for s in ("dense", "sparse")
+    ]
+    found = payload(table, "smoke", records)
+    json.dumps(found, allow_nan=False)
+    page = render(run_page(table.title, "about", found, Status(records, {}, {})))
+    assert page.count("<svg") == 2
+    assert "as printed" in page
