@@ -1,0 +1,1 @@
+"""Extrapolation with latent variables: processes z = [c, s] -> x, and estimators that find c off the support."""
