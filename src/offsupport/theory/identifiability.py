@@ -74,7 +74,7 @@ def accuracy(c_hat: Tensor, labels: Tensor, *, n_train: int = 2000, seed: int = 
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     n_train = min(n_train, len(labels) // 2)
     train, test = rows[:n_train], rows[n_train : 2 * n_train]
-    classes, index = torch.unique(labels, return_inverse=True)  # type: ignore[no-untyped-call]
+    classes, index = torch.unique(labels, return_inverse=True)
     onehot = torch.nn.functional.one_hot(index, len(classes)).double()
     predicted = _predict(c_hat, onehot, train, test).argmax(-1)
     return float((predicted == index[test]).double().mean())
@@ -95,7 +95,7 @@ def _scores(source: Tensor, targets: tuple[Tensor, ...], train: Tensor, test: Te
     residual = (truth - predicted).square().sum(0)
     total = (truth - truth.mean(0)).square().sum(0)
     values = torch.where(total > 1e-12, 1 - residual / total.clamp_min(1e-12), torch.nan)
-    parts = torch.split(values, [target.shape[-1] for target in targets])  # type: ignore[no-untyped-call]
+    parts = torch.split(values, [target.shape[-1] for target in targets])
     return [float(part.nanmean().clamp_min(0).nan_to_num(0)) for part in parts]
 
 
