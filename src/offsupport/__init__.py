@@ -21,7 +21,13 @@ _PUBLIC = {
 _ROOMS = ("bench", "data", "functional", "methods", "nn", "testing")
 
 if TYPE_CHECKING:
+    from offsupport import bench, data, functional, methods, nn, testing  # noqa: F401
     from offsupport.core.errors import OffsupportError as OffsupportError
+    from offsupport.evaluation import evaluate as evaluate
+    from offsupport.methods.factory import adapt as adapt
+    from offsupport.methods.factory import list_methods as list_methods
+    from offsupport.methods.factory import load_adapted as load_adapted
+    from offsupport.methods.factory import source_stats as source_stats
 
 __all__ = ["__version__", *_PUBLIC, *_ROOMS]
 

@@ -157,10 +157,10 @@ class _Run:
         started = time.perf_counter()
         predicted = self.adapted(x).argmax(1)
         self.seconds += time.perf_counter() - started
-        if predicted.shape != y.shape:
+        if predicted.shape != y.shape or bool((y < 0).any()):
             raise InputError(
-                f"Labels of shape {tuple(y.shape)} do not fit predictions of shape {tuple(predicted.shape)}.",
-                "Give one integer label per sample, or per position for dense outputs.",
+                f"Labels of shape {tuple(y.shape)} do not score predictions of shape {tuple(predicted.shape)}.",
+                "Give one class number, 0 or above, per sample (per position for dense outputs).",
             )
         # A plain tuple has a method called index; only a batch that knows its domain knows its rows.
         rows = np.asarray(batch.index) if hasattr(batch, "domain") else np.arange(len(x)) + self.samples

@@ -1,12 +1,10 @@
 """Grids of cells: what to run, where the results live, who runs them."""
 
-from offsupport.bench import adapt_cell as _adapt_cell  # registers its kind
+from offsupport.bench.adapt_cell import AdaptConfig
 from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place
 from offsupport.bench.executor import Summary, run_cells
 from offsupport.bench.grid import expand
 from offsupport.bench.store import Invalid, Record, Store
-
-AdaptConfig = _adapt_cell.AdaptConfig
 
 __all__ = [
     "KINDS",

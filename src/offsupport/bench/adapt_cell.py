@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
 from offsupport.bench.correctness import pack
 
 if TYPE_CHECKING:
-    from offsupport.evaluate import Result
+    from offsupport.data import Stream
+    from offsupport.evaluation import Result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,25 +60,17 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     import torch
 
     import offsupport
-    from offsupport import data
     from offsupport.bench.models import load_model
     from offsupport.core.checkpoints import tensors_sha256
 
     torch.set_num_threads(config.threads)
     model = load_model(config.model, place.folder)
-    stream = data.stream(
-        config.dataset,
-        place.data,
-        corruption=config.corruption,
-        severity=config.severity,
-        block=config.block,
-        order=config.order,  # type: ignore[arg-type]  # checked there, with the nearest name
-        seed=config.seed,
-        limit=config.limit,
-        batch_size=config.batch_size,
-    )
-    adapter = offsupport.adapt(model, config.method, preset=config.preset, seed=config.seed, **config.hyper)
-    result = offsupport.evaluate(adapter, stream, protocol=config.protocol)
+    stream = _stream(config, place)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        adapter = offsupport.adapt(model, config.method, preset=config.preset, seed=config.seed, **config.hyper)
+        result = offsupport.evaluate(adapter, stream, protocol=config.protocol)
+    remarks = list(dict.fromkeys(str(warning.message) for warning in said))
     about = stream.describe()
     provenance = {
         "weights_sha256": tensors_sha256(model.state_dict()),
@@ -84,7 +81,45 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
         "limit": config.limit,
     }
     timing = {"seconds": result.seconds, "peak_bytes": result.memory}
-    return Outcome(_measured(result), provenance, timing)
+    return Outcome({**_measured(result), "warnings": remarks}, provenance, timing)
+
+
+def check_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
+    """Refuse what cannot work before anything runs: unknown names, wrong hyper-parameters, missing data."""
+    from offsupport.bench.models import check_model
+    from offsupport.core.config import build
+    from offsupport.core.errors import ConfigError, nearest
+    from offsupport.methods.registry import METHODS
+
+    opened = set()
+    for config in configs:
+        method = METHODS[config.method]
+        if config.preset is not None and config.preset not in method.presets:
+            raise ConfigError(
+                f"{config.method} has no preset {config.preset!r}.", nearest(config.preset, method.presets)
+            )
+        build(method.config_class, config.hyper, f"method {config.method!r}")
+        check_model(config.model)
+        data = str((config.dataset, config.corruption, config.severity, config.block, config.order, config.batch_size))
+        if data not in opened:
+            opened.add(data)
+            _stream(config, place)
+
+
+def _stream(config: AdaptConfig, place: Place) -> Stream:
+    from offsupport import data
+
+    return data.stream(
+        config.dataset,
+        place.data,
+        corruption=config.corruption,
+        severity=config.severity,
+        block=config.block,
+        order=config.order,  # type: ignore[arg-type]  # checked there, with the nearest name
+        seed=config.seed,
+        limit=config.limit,
+        batch_size=config.batch_size,
+    )
 
 
 def _measured(result: Result) -> dict[str, Any]:
@@ -92,13 +127,17 @@ def _measured(result: Result) -> dict[str, Any]:
         "error": result.error,
         "ci95": list(result.ci95),
         "n": result.n,
-        "per_class": result.to_dict()["per_class"],
-        "domains": result.to_dict()["domains"],
-        "trace": list(result.trace),
-        "passes": dict(result.passes),
-        "events": dict(result.events),
-        "images": pack(result.index, result.correct),
+        "per_class": {str(label): error for label, error in result.per_class.items()},
+        "domains": {name: {**found, "images": _images(result, name)} for name, found in result.domains.items()},
+        "trace": result.trace,
+        "passes": result.passes,
+        "events": result.events,
     }
 
 
-KINDS.register("adapt")(Kind(AdaptConfig, run_adapt))
+def _images(result: Result, domain: str) -> dict[str, Any]:
+    here = np.repeat(np.array(result.domain_of) == domain, result.sizes)
+    return pack(result.index[here], result.correct[here])
+
+
+KINDS.register("adapt")(Kind(AdaptConfig, run_adapt, check_adapt))

@@ -6,10 +6,10 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError
@@ -40,7 +40,9 @@ class Cell:
         try:
             return canonical_json({"kind": self.kind, "config": _plain(self.config)})
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"A setting of this cell is not a JSON value ({error}).", f"{dict(self.config)}") from None
+            raise ConfigError(
+                f"A setting of this cell is not a JSON value ({error}).", f"{dict(self.config)}"
+            ) from None
 
     @cached_property
     def key(self) -> str:
@@ -93,10 +95,12 @@ class Kind:
     Args:
         config: The frozen dataclass of their settings; it has a field ``threads``.
         run: Computes one cell.
+        check: Given the settings of all cells that will run; refuses what cannot work before anything is computed.
     """
 
     config: type[Any]
     run: Callable[[Any, Place], Outcome]
+    check: Callable[[Sequence[Any], Place], None] = lambda configs, place: None
 
 
 KINDS: Registry[Kind] = Registry("kind of cell")
@@ -104,13 +108,32 @@ KINDS: Registry[Kind] = Registry("kind of cell")
 
 def make_cell(kind: str, config: Any) -> Cell:
     """Return the cell of a configuration dataclass, every field included."""
-    return Cell(kind, dataclasses.asdict(config))
+    return Cell(kind, {field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
 
 
 def compute(cell: Cell, place: Place) -> Outcome:
     """Compute one cell in this process, with the number of threads it asks for."""
-    kind: Kind = imported(cell.kind, "kind of cell") if ":" in cell.kind else KINDS[cell.kind]
-    return kind.run(build(kind.config, cell.config, f"a cell of kind {cell.kind!r}"), place)
+    kind = _kind(cell)
+    return kind.run(_settings(cell, kind), place)
+
+
+def check(cells: Iterable[Cell], place: Place) -> None:
+    """Refuse cells that cannot work: unknown names, missing data."""
+    by_kind: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_kind.setdefault(cell.kind, []).append(cell)
+    for members in by_kind.values():
+        kind = _kind(members[0])
+        kind.check([_settings(cell, kind) for cell in members], place)
+
+
+def _kind(cell: Cell) -> Kind:
+    found = imported(cell.kind, "kind of cell") if ":" in cell.kind else KINDS[cell.kind]
+    return cast("Kind", found)
+
+
+def _settings(cell: Cell, kind: Kind) -> Any:
+    return build(kind.config, cell.config, f"a cell of kind {cell.kind!r}")
 
 
 def imported(name: str, what: str) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from offsupport.bench.cell import Cell, Place
+from offsupport.bench.cell import Cell, Place, check
 from offsupport.bench.store import Invalid, Store
 from offsupport.bench.worker import Report, one_thread, work
 from offsupport.core.progress import progress
@@ -48,6 +48,7 @@ def run_cells(
     place: Place,
     workers: int = 1,
     announce: Callable[[str], None] = lambda line: None,
+    begin: Callable[[], None] = lambda: None,
 ) -> Summary:
     """Compute the cells that have no valid result yet, and say what became of all of them.
 
@@ -56,6 +57,7 @@ def run_cells(
         place: The run folder and the data.
         workers: How many processes.
         announce: Given a line for people when something needs their attention.
+        begin: Called once the missing cells have been found able to run.
     """
     store = Store(place.folder)
     summary = Summary()
@@ -68,6 +70,8 @@ def run_cells(
                 announce(f"{label(cell)}: the stored result is {found.reason}; computing it again.")
         else:
             summary.present.append(cell.key)
+    check(missing, place)
+    begin()
     if missing:
         _Pool(missing, place, store, summary, announce).run(min(workers, len(missing)))
     return summary

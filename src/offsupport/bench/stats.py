@@ -1,8 +1,7 @@
-"""Intervals: Wilson's for one stream, a paired bootstrap over images for averages and differences."""
+"""Intervals by a paired bootstrap over images, for averages over streams and differences between methods."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy.typing as npt
 from offsupport.core.seeds import derive_seed
 
 Floats = npt.NDArray[np.float64]
-Z95 = 1.959963984540054
 RESAMPLES = 2000
 _CHUNK = 1 << 22
 
@@ -25,25 +23,6 @@ class Estimate:
     high: float
     n: int
     """How many predictions it rests on."""
-
-
-def wilson(successes: int, n: int, z: float = Z95) -> tuple[float, float]:
-    """Return Wilson's score interval of a proportion.
-
-    Args:
-        successes: How often it happened.
-        n: Out of how many.
-        z: Normal quantile; 1.96 gives 95 %.
-    """
-    if n == 0:
-        return 0.0, 1.0
-    p = successes / n
-    centre = p + z * z / (2 * n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    low = 0.0 if successes == 0 else (centre - half) / scale
-    high = 1.0 if successes == n else (centre + half) / scale
-    return low, high
 
 
 def bootstrap(errors: Floats, resamples: int = RESAMPLES, seed: int = 0) -> Floats:

@@ -7,6 +7,11 @@ import sys
 import typer
 
 from offsupport import __version__
+from offsupport.cli import data, reproduce
+from offsupport.cli.bench import bench
+from offsupport.cli.demo import demo
+from offsupport.cli.doctor import doctor
+from offsupport.cli.listing import list_
 from offsupport.core.errors import OffsupportError
 
 app = typer.Typer(
@@ -16,6 +21,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(demo)
+app.command("list")(list_)
+app.command()(doctor)
+app.add_typer(data.app, name="data")
+app.add_typer(bench, name="bench")
+app.command()(reproduce.reproduce)
+app.command()(reproduce.report)
 
 
 def _version(wanted: bool) -> None:

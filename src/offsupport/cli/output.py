@@ -17,14 +17,14 @@ def emit_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
-def emit_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on standard output; the first column is text, the others are numbers or short words."""
+def emit_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> None:
+    """Print a table on standard output; the first ``text_columns`` are words, the others are numbers."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i == 0)
+        table.add_column(column, justify="left" if i < text_columns else "right", no_wrap=i == 0)
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -12,7 +12,7 @@ from offsupport.core.errors import ConfigError, nearest
 from offsupport.data.catalog import SourceChoice
 from offsupport.data.dataset import Arrays, Dataset
 from offsupport.data.order import ORDERS, Arrangement, Order, plan_mixed, plan_sequence
-from offsupport.data.recipe import ARRAYS, SCHEDULES, Domain, Recipe, Schedule
+from offsupport.data.recipe import ARRAYS, SCHEDULES, Recipe, Schedule
 from offsupport.data.streams import Stream
 
 DEFAULT_CONCENTRATION = 0.1
@@ -139,18 +139,15 @@ def stream_arrays(
 def _compose(recipe: Recipe, root: Path | str | None, arrays: Dataset | None, frost_dir: Path | str | None) -> Stream:
     _check(recipe)
     stages = recipe.stages()
-    domains: dict[str, Domain] = {}
-    for name, corruption, severity in stages:
-        if name not in domains:
-            domains[name] = recipe.open(root, name, corruption, severity, arrays, frost_dir)
+    distinct = list(dict.fromkeys(stages))
+    domains = recipe.open(distinct, root, arrays, frost_dir)
     how = Arrangement(recipe.order, recipe.concentration or 0.0, recipe.seed, recipe.limit, recipe.batch_size)
-    labels = [domain.dataset.labels for domain in domains.values()]
-    position = {name: number for number, name in enumerate(domains)}
+    labels = [domain.dataset.labels for domain in domains]
     if recipe.schedule == "mixed":
         plan = plan_mixed(labels, how)
     else:
-        plan = plan_sequence([(position[name], name) for name, _, _ in stages], labels, how)
-    return Stream(list(domains.values()), plan, recipe)
+        plan = plan_sequence([(distinct.index(stage), stage.name) for stage in stages], labels, how)
+    return Stream(domains, plan, recipe)
 
 
 def _check(recipe: Recipe) -> None:

@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from offsupport.core.errors import ConfigError, nearest
 from offsupport.core.files import canonical_json, sha256_bytes, sha256_file
+from offsupport.data.corruptions import corrupt
 from offsupport.data.dataset import Dataset, Images, Rows, Source
 from offsupport.data.pictures import decode_image, encode_jpeg
-
-MAX_SEVERITY = {"impulse_noise": 10}
-"""Severities reach 5 as published; impulse noise is continued to 10."""
 
 
 class Corrupted(Dataset):
@@ -48,7 +45,6 @@ class Corrupted(Dataset):
         name: str = "",
     ) -> None:
         super().__init__(name or f"{base.name}-c", base.labels, base.classes)
-        check_corruption(corruption, severity)
         self.base = base
         self.corruption = corruption
         self.severity = severity
@@ -56,11 +52,10 @@ class Corrupted(Dataset):
         self.block = block
         self.frost_dir = frost_dir
         self.jpeg = jpeg
+        self.images([0])  # so that an option that cannot be is an error here, not in the middle of a stream
 
     def images(self, indices: Rows) -> Images:
         """Return these rows, corrupted."""
-        from offsupport.data.corruptions import corrupt
-
         rows = np.asarray(indices, dtype=np.int64)
         images = corrupt(
             self.base.images(rows),
@@ -74,30 +69,23 @@ class Corrupted(Dataset):
         return images if self.jpeg is None else np.stack([decode_image(encode_jpeg(i, self.jpeg)) for i in images])
 
     def _hash(self) -> str:
-        return sha256_bytes(canonical_json([self.base.sha256, self._recipe(), self._frost_hash()]).encode())
+        return sha256_bytes(canonical_json([self.base.sha256, self._recipe(), self._frost()]).encode())
 
     def _recipe(self) -> dict[str, Any]:
         recipe = {"corruption": self.corruption, "severity": self.severity, "block": self.block, "seed": self.seed}
         return recipe if self.jpeg is None else {**recipe, "jpeg": self.jpeg}
 
-    def _frost_hash(self) -> list[list[str]] | None:
-        if self.frost_dir is None or self.corruption != "frost":
-            return None
-        files = sorted(Path(self.frost_dir).glob("frost[1-6].*"))
-        return [[file.name, sha256_file(file)] for file in files]
-
     def facts(self) -> dict[str, Any]:
         """What a result must state about this data, the recipe included."""
-        frost = {"frost": "synthetic" if self.frost_dir is None else "folder"} if self.corruption == "frost" else {}
-        return {**super().facts(), "recipe": {**self._recipe(), **frost, "base": self.base.facts()}}
+        return {**super().facts(), "recipe": {**self._recipe(), "frost": self._frost(), "base": self.base.facts()}}
+
+    def _frost(self) -> str | None:
+        return frost_source(self.frost_dir) if self.corruption == "frost" else None
 
 
-def check_corruption(corruption: str, severity: int) -> None:
-    """Refuse an unknown corruption (naming the nearest) and a severity out of its range."""
-    from offsupport.data.corruptions import ALL
-
-    if corruption not in ALL:
-        raise ConfigError(f"Unknown corruption {corruption!r}.", nearest(corruption, ALL))
-    highest = MAX_SEVERITY.get(corruption, 5)
-    if not 1 <= severity <= highest:
-        raise ConfigError(f"Severity {severity} of {corruption} does not exist.", f"Choose 1 to {highest}.")
+def frost_source(frost_dir: Path | str | None) -> str:
+    """Return which frost textures are used: ``synthetic``, or the hash of those in a folder."""
+    if frost_dir is None:
+        return "synthetic"
+    files = [[file.name, sha256_file(file)] for file in sorted(Path(frost_dir).glob("frost[1-6].*"))]
+    return sha256_bytes(canonical_json(files).encode())

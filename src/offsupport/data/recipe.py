@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from offsupport.core.errors import ConfigError, DataMissingError
-from offsupport.data.catalog import SourceChoice, load
+from offsupport.data.catalog import Access, SourceChoice
 from offsupport.data.corrupted import Corrupted
 from offsupport.data.dataset import Dataset
 from offsupport.data.order import Order
@@ -19,13 +20,25 @@ ARRAYS = "arrays"
 """The data set name of a user's own pair of arrays."""
 
 
-class Domain(NamedTuple):
-    """One domain of a stream: data under one corruption at one severity, or clean data."""
+class Stage(NamedTuple):
+    """What a domain is."""
 
     name: str
-    dataset: Dataset
     corruption: str | None
-    severity: int | None
+    severity: int
+    """0 for clean data."""
+
+
+class Domain(NamedTuple):
+    """One domain of a stream, with its data."""
+
+    stage: Stage
+    dataset: Dataset
+
+    @property
+    def name(self) -> str:
+        """Corruption and severity (``fog/5``), or ``clean``."""
+        return self.stage.name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,60 +68,56 @@ class Recipe:
 
     def open(
         self,
-        root: Path | str | None,
-        name: str,
-        corruption: str | None,
-        severity: int | None,
+        stages: Sequence[Stage],
+        root: Path | str | None = None,
         arrays: Dataset | None = None,
         frost_dir: Path | str | None = None,
-    ) -> Domain:
-        """Open the data of one domain.
+    ) -> list[Domain]:
+        """Open the data of every domain.
 
         Args:
+            stages: The domains.
             root: Where the data is.
-            name: What the domain is called.
-            corruption: Its corruption; None for clean data.
-            severity: Its severity; None for clean data.
             arrays: The data of a recipe whose data set is ``arrays``.
             frost_dir: Folder of the official frost textures.
         """
         if self.dataset == ARRAYS:
-            dataset = self._corrupt_arrays(arrays, corruption, severity, frost_dir)
+            opened = [self._from_arrays(arrays, stage, frost_dir) for stage in stages]
         else:
-            dataset = load(
+            access = Access(
                 self.dataset,
                 root,
                 self.split,
-                corruption=corruption,
-                severity=severity or 5,
-                block=self.block,
-                corruption_seed=self.corruption_seed,
-                source=self.wanted_source,
-                size=self.size,
-                frost_dir=frost_dir,
+                self.block,
+                self.corruption_seed,
+                self.wanted_source,
+                self.size,
+                frost_dir,
             )
-        return Domain(name, dataset, corruption, severity)
+            opened = [
+                access.clean if stage.corruption is None else access.corrupted(stage.corruption, stage.severity)
+                for stage in stages
+            ]
+        return [Domain(stage, dataset) for stage, dataset in zip(stages, opened, strict=True)]
 
-    def _corrupt_arrays(
-        self, arrays: Dataset | None, corruption: str | None, severity: int | None, frost_dir: Path | str | None
-    ) -> Dataset:
+    def _from_arrays(self, arrays: Dataset | None, stage: Stage, frost_dir: Path | str | None) -> Dataset:
         if arrays is None:
             raise DataMissingError(
                 "This stream was made from arrays, which are not in its file.",
                 "Give them: Stream.load(path, arrays=offsupport.data.Arrays(images, labels)).",
             )
-        if corruption is None:
+        if stage.corruption is None:
             return arrays
         seed = self.corruption_seed or 0
-        return Corrupted(arrays, corruption, severity or 5, seed, block=self.block, frost_dir=frost_dir)
+        return Corrupted(arrays, stage.corruption, stage.severity, seed, block=self.block, frost_dir=frost_dir)
 
-    def stages(self) -> list[tuple[str, str | None, int | None]]:
-        """Return the domains in the order of their visits, as (name, corruption, severity); a ramp repeats some."""
+    def stages(self) -> list[Stage]:
+        """Return the domains in the order of their visits; a ramp comes back to some."""
         if not self.corruptions:
-            return [(CLEAN, None, None)]
+            return [Stage(CLEAN, None, 0)]
         severities = list(self.severities)
         if self.schedule == "ramp":
             if len(severities) != 1:
                 raise ConfigError(f"A ramp has one peak, got severities {severities}.", "Give its highest severity.")
             severities = [*range(1, severities[0]), *range(severities[0], 0, -1)]
-        return [(f"{c}/{s}", c, s) for c in self.corruptions for s in severities]
+        return [Stage(f"{c}/{s}", c, s) for c in self.corruptions for s in severities]

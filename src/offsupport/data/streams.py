@@ -16,7 +16,7 @@ from offsupport.core.errors import FileError
 from offsupport.core.files import canonical_json, read_json, sha256_bytes, write_text
 from offsupport.data.dataset import Dataset
 from offsupport.data.order import MIXED, Plan
-from offsupport.data.recipe import Domain, Recipe
+from offsupport.data.recipe import Domain, Recipe, Stage
 
 FORMAT = "offsupport-stream-1"
 _READ_AHEAD_PIXELS = 1 << 18
@@ -135,7 +135,7 @@ class Stream:
         saved = {
             "format": FORMAT,
             "recipe": dataclasses.asdict(self.recipe),
-            "stages": [[domain.name, domain.corruption, domain.severity] for domain in self.domains],
+            "stages": [list(domain.stage) for domain in self.domains],
             "plan": {name: part.tolist() for name, part in self.plan._asdict().items()},
             "sha256": self.sha256,
             "order_hash": self.order_hash,
@@ -161,7 +161,7 @@ class Stream:
         saved = read_json(path)
         try:
             recipe = Recipe.from_json(saved["recipe"])
-            domains = [recipe.open(root, name, c, s, arrays, frost_dir) for name, c, s in saved["stages"]]
+            domains = recipe.open([Stage(*stage) for stage in saved["stages"]], root, arrays, frost_dir)
             plan = Plan(*(np.asarray(saved["plan"][part], dtype=np.int64) for part in Plan._fields))
             intact = saved["format"] == FORMAT and plan.hash([d.name for d in domains]) == saved["order_hash"]
             data_hash = saved["sha256"]

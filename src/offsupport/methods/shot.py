@@ -19,6 +19,8 @@ from offsupport.nn.inspect import capture_input
 class ShotConfig(StepConfig):
     """Hyper-parameters of SHOT."""
 
+    min_batch: int | None = None
+    """Smaller batches are predicted without a step; None is 16 with any norm layers, as the marginal needs a batch."""
     optimizer: Literal["adam", "sgd"] = "sgd"
     """Update rule, without weight decay."""
     pseudo_weight: float = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,27 +26,7 @@ STANDARD = tuple(name for group, names in GROUPS.items() if group != "extra" for
 ALL = STANDARD + EXTRA
 
 
-@dataclass(frozen=True)
-class Corruption:
-    """How a corruption is computed.
+CORRUPTIONS: Registry[Callable[..., Images]] = Registry("corruption")
+"""Functions that take images, their random streams and the constants of one severity, and return new images."""
 
-    Args:
-        apply: Takes images, their random streams and the constants of one severity; returns new images.
-        pixels: How many pixels to work on at a time, so that what is in work stays in the processor's cache.
-    """
-
-    apply: Callable[..., Images]
-    pixels: int = 1 << 16
-
-
-CORRUPTIONS: Registry[Corruption] = Registry("corruption")
-
-
-def corruption(name: str, pixels: int = 1 << 16) -> Callable[[Callable[..., Images]], Callable[..., Images]]:
-    """Return a decorator that registers a function as the corruption ``name``."""
-
-    def store(apply: Callable[..., Images]) -> Callable[..., Images]:
-        CORRUPTIONS.register(name)(Corruption(apply, pixels))
-        return apply
-
-    return store
+corruption = CORRUPTIONS.register

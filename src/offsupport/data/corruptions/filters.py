@@ -53,8 +53,7 @@ def correlate(levels: Levels, kernel: NDArray[np.float64], border: Literal["edge
     height, width = levels.shape[1:3]
     rows, columns = kernel.shape[0] // 2, kernel.shape[1] // 2
     padded = np.pad(levels, [(0, 0), (rows, rows), (columns, columns)] + [(0, 0)] * (levels.ndim - 3), mode=border)
-    out = np.zeros(levels.shape)
-    term = np.empty(levels.shape)
+    out, term = np.zeros(levels.shape), np.empty(levels.shape)
     for row, column in np.argwhere(kernel):
         shifted = padded[:, row : row + height, column : column + width]
         out += np.multiply(shifted, kernel[row, column], out=term)

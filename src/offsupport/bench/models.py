@@ -1,0 +1,93 @@
+"""Source models by name: trained once per run folder and kept there, or made by a function of the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offsupport.bench.cell import imported
+from offsupport.core.errors import FileError, ModelError
+from offsupport.core.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A model this package can make by itself.
+
+    Args:
+        network: Returns the untrained network.
+        train: Returns the trained one.
+    """
+
+    network: Callable[[], nn.Module]
+    train: Callable[[], nn.Module]
+
+
+MODELS: Registry[BuiltIn] = Registry("model")
+
+
+def check_model(name: str) -> None:
+    """Refuse a name that no model has."""
+    imported(name, "model") if ":" in name else MODELS[name]
+
+
+def load_model(name: str, folder: Path) -> nn.Module:
+    """Return the source model called ``name``, ready to predict.
+
+    Args:
+        name: One of :data:`MODELS`, or ``module:function`` that returns a model.
+        folder: The run folder; what is trained is kept in its ``models``, so that all cells share the same weights.
+    """
+    from torch import nn
+
+    if ":" not in name:
+        return _kept(MODELS[name], folder / "models" / f"{name}.safetensors")
+    model = imported(name, "model")()
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{name} returned {type(model).__name__}.", "It must return a torch.nn.Module.")
+    return model.eval()
+
+
+def _kept(source: BuiltIn, path: Path) -> nn.Module:
+    """Load the weights in ``path``; the first to come trains them while the others wait."""
+    from offsupport.core.checkpoints import load_tensors, save_tensors
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / ".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(FileError):  # absent or damaged: train
+            weights, _ = load_tensors(path)
+            network = source.network()
+            network.load_state_dict(weights)
+            return network.eval()
+        save_tensors(path, source.train().state_dict(), {})
+    return _kept(source, path)
+
+
+def _digits_network() -> nn.Module:
+    from offsupport.training.digits import digits_network
+
+    return digits_network()
+
+
+def _digits_trained() -> nn.Module:
+    import torch
+
+    from offsupport.training import digits_model
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the weights must not depend on the threads of the cell that happens to come first
+    try:
+        return digits_model()
+    finally:
+        torch.set_num_threads(threads)
+
+
+MODELS.register("digits-small")(BuiltIn(_digits_network, _digits_trained))

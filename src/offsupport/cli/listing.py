@@ -1,0 +1,54 @@
+"""``offsupport list``: what there is to choose from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import typer
+
+from offsupport.cli.output import JSON, emit_json, emit_table
+from offsupport.core.errors import ConfigError, nearest
+
+Rows = list[dict[str, Any]]
+LONG = ("summary", "single", "paper")
+"""Sentences, too long for a table on a terminal; ``--json`` has them."""
+
+
+def list_(
+    what: str = typer.Argument("methods", help="methods, datasets, corruptions or tables."), json: bool = JSON
+) -> None:
+    """List methods, data sets, corruptions or tables."""
+    kinds = {"methods": _methods, "datasets": _datasets, "corruptions": _corruptions, "tables": _tables}
+    if what not in kinds:
+        raise ConfigError(f"There is nothing called {what!r} to list.", nearest(what, kinds))
+    rows = kinds[what]()
+    if json:
+        emit_json(rows)
+    else:
+        columns = [name for name in rows[0] if name not in LONG]
+        emit_table(what, columns, [[str(row[name]) for name in columns] for row in rows], text_columns=len(columns))
+
+
+def _methods() -> Rows:
+    from offsupport.methods import list_methods
+
+    return [dataclasses.asdict(info) for info in list_methods(details=True)]
+
+
+def _datasets() -> Rows:
+    from offsupport.data import list_datasets
+
+    return [{"name": name, "about": about} for name, about in list_datasets().items()]
+
+
+def _corruptions() -> Rows:
+    from offsupport.data import GROUPS
+
+    return [{"name": name, "group": group} for group, names in GROUPS.items() for name in names]
+
+
+def _tables() -> Rows:
+    from offsupport.paper import TABLES
+
+    return [{"name": name, "title": TABLES[name].title} for name in TABLES]

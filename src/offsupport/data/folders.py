@@ -1,0 +1,167 @@
+"""Images in folders: any folder, ImageNet, ImageNet-C and their 100-class versions. Files are read when asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from offsupport.core.errors import ConfigError, DataMissingError, InputError, nearest
+from offsupport.core.files import canonical_json, sha256_bytes
+from offsupport.data.corruptions import GROUPS
+from offsupport.data.dataset import Dataset, Images, Rows
+from offsupport.data.imagenet100 import IMAGENET100
+from offsupport.data.pictures import read_picture
+
+IMAGENET_CLASSES = 1000
+RESIZE, CROP = 256, 224
+_SPLITS = {"test": "val", "val": "val", "train": "train"}
+_EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
+_PARENT = {name: group for group, names in GROUPS.items() for name in names}
+
+
+class Folder(Dataset):
+    """Images in class sub-folders, or in one flat folder (labels -1); classes and files in sorted order.
+
+    The hash covers the relative path, size in bytes and class of every file, and how the images are resized: cheap for
+    any number of images, blind to a change that keeps a file's size.
+
+    Args:
+        folder: Where the class folders, or the images, are.
+        name: What it is called in results.
+        classes: The class folders to read; None for all of them.
+        resize: Bring the shorter side to this length first (bilinear).
+        crop: Cut a centred square of this side. Without it all images must have one size.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str = "folder",
+        *,
+        classes: Sequence[str] | None = None,
+        resize: int | None = None,
+        crop: int | None = None,
+    ) -> None:
+        self.folder = folder
+        self.resize = resize
+        self.crop = crop
+        found = sub_folders(folder) if classes is None else list(classes)
+        self.files = list_images(folder, "")
+        labels = [-1] * len(self.files)
+        if found:
+            by_class = [list_images(folder, sub) for sub in found]
+            self.files = [file for files in by_class for file in files]
+            labels = [number for number, files in enumerate(by_class) for _ in files]
+        if not self.files:
+            raise DataMissingError(
+                f"There are no images in {folder} or its class folders.",
+                f"Put them there as {', '.join(sorted(_EXTENSIONS))}.",
+            )
+        super().__init__(name, labels, found)
+
+    def images(self, indices: Rows) -> Images:
+        """Read these files; one that cannot be read is an error that names it."""
+        pictures = [self.read(int(row)) for row in np.asarray(indices, dtype=np.int64)]
+        if len({picture.shape for picture in pictures}) > 1:
+            sizes = sorted({f"{picture.shape[1]}x{picture.shape[0]}" for picture in pictures})
+            raise InputError(f"The images in {self.folder} have several sizes: {', '.join(sizes)}.", "Pass size=N.")
+        return np.stack(pictures)
+
+    def read(self, row: int) -> Images:
+        """Return one image (height, width, 3)."""
+        return read_picture(self.folder / self.files[row], self.resize, self.crop)
+
+    def _hash(self) -> str:
+        sizes = [(self.folder / file).stat().st_size for file in self.files]
+        parts = [self.files, sizes, self.labels.tolist(), self.resize, self.crop]
+        return sha256_bytes(canonical_json(parts).encode())
+
+
+def list_images(folder: Path, sub: str) -> list[str]:
+    """Return the images directly in ``folder/sub``, sorted, as paths relative to ``folder``."""
+    place = folder / sub
+    if not place.is_dir():
+        return []
+    with os.scandir(place) as entries:
+        names = [e.name for e in entries if Path(e.name).suffix.lower() in _EXTENSIONS and not e.name.startswith(".")]
+    return [f"{sub}/{name}" if sub else name for name in sorted(names)]
+
+
+def sub_folders(folder: Path) -> list[str]:
+    """Return the names of the folders in ``folder``, sorted; hidden ones aside."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def open_folder(root: Path, size: int | None) -> Folder:
+    """Open any image folder, resized to ``size`` on the shorter side and cropped to a square if given."""
+    if not root.is_dir():
+        raise DataMissingError(f"{root} is not a folder.", "Pass the folder that holds the images or class folders.")
+    return Folder(root, resize=size, crop=size)
+
+
+def open_imagenet(root: Path, split: str, classes: Sequence[str] | None, name: str) -> Folder:
+    """Open clean ImageNet (bilinear to 256 on the shorter side, centre crop of 224).
+
+    Args:
+        root: Holds ``val/<wnid>/*.JPEG`` (or ``train/``), also below ``imagenet/``; or the class folders themselves.
+        split: ``test`` (the validation images) or ``train``.
+        classes: The classes to read; None for all 1,000.
+        name: What the data set is called.
+    """
+    if split not in _SPLITS:
+        raise ConfigError(f"{name} has no split {split!r}.", nearest(split, _SPLITS))
+    part = _SPLITS[split]
+    tops = [top for top in (name, "imagenet", "ImageNet", "ILSVRC2012", "") if (root / top).is_dir()]
+    places = [root / top / part for top in tops] + [root]
+    for place in places:
+        if _has_classes(place, classes):
+            return Folder(place, name, classes=classes, resize=RESIZE, crop=CROP)
+    raise DataMissingError(
+        f"{name} needs {len(classes or range(IMAGENET_CLASSES))} class folders in {root / part} "
+        f"({part}/<wnid>/*.JPEG); {_best(places)}.",
+        f"Point to the folder that holds {part}/, or to the class folders themselves.",
+    )
+
+
+def open_imagenet_c(root: Path, corruption: str, severity: int, classes: Sequence[str] | None, name: str) -> Folder:
+    """Open a stored ImageNet-C folder (centre crop of 224 only: it is 224 pixels wide already)."""
+    place = find_imagenet_c(root, corruption, severity, name)
+    if place is None or not _has_classes(place, classes):
+        raise DataMissingError(
+            f"{name} needs {len(classes or range(IMAGENET_CLASSES))} class folders in {corruption}/{severity} below "
+            f"{root}; {_best([place] if place else [])}.",
+            "Unpack the official archive again, or make it with `offsupport data make`.",
+        )
+    return Folder(place, f"{name}", classes=classes, crop=CROP)
+
+
+def find_imagenet_c(root: Path, corruption: str, severity: int, name: str) -> Path | None:
+    """Return the folder of a corruption and severity, with or without the group folder of the archives, or None."""
+    own = "ImageNet100-C" if name == "imagenet100-c" else "ImageNet-C"
+    for top in dict.fromkeys((own, "ImageNet-C", "")):
+        for place in (root / top / corruption, root / top / _PARENT[corruption] / corruption):
+            if (place / str(severity)).is_dir():
+                return place / str(severity)
+    return None
+
+
+def _has_classes(place: Path, classes: Sequence[str] | None) -> bool:
+    found = sub_folders(place)
+    return set(classes) <= set(found) if classes is not None else len(found) == IMAGENET_CLASSES
+
+
+def _best(places: Sequence[Path]) -> str:
+    counts = [(len(sub_folders(place)), str(place)) for place in places]
+    most, where = max(counts, default=(0, ""))
+    return f"found {most} in {where}" if most else "found none"
+
+
+def imagenet_classes(name: str) -> Sequence[str] | None:
+    """Return the class folders that a data set name stands for; None for all of ImageNet."""
+    return IMAGENET100 if name.startswith("imagenet100") else None

@@ -1,0 +1,120 @@
+"""The form in which a table or figure of the paper is declared: what to run, what was printed, what was claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from offsupport.bench.cell import Cell
+from offsupport.bench.stats import Estimate
+from offsupport.bench.store import Record
+from offsupport.core.errors import ConfigError, nearest
+from offsupport.core.registry import Registry
+
+Verdict: TypeAlias = Literal["holds", "does-not-hold", "undecided"]
+SCALES = ("smoke", "small", "paper")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user may change about a table; None leaves it to the table."""
+
+    runs: int | None = None
+    """Independent data sets, for synthetic tables."""
+    seeds: int | None = None
+    """Seeds 0, 1, ... of each cell."""
+    methods: tuple[str, ...] | None = None
+    """Only these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One number of a table, as the paper prints such numbers."""
+
+    method: str
+    column: str
+    metric: Literal["accuracy", "error", "mse"]
+    unit: Literal["fraction", "percent"]
+    value: float
+    low: float
+    high: float
+    n: int
+    """Predictions behind the value."""
+    paper: float | None = None
+    """The printed number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A sentence of the paper, held against what was measured."""
+
+    claim: str
+    verdict: Verdict
+    evidence: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table or figure.
+
+    Args:
+        name: What ``reproduce`` is given.
+        title: One line for people.
+        scales: The scales it can run at, with a line about each.
+        options: The fields of :class:`Options` it knows.
+        grid: The cells of a scale.
+        rows: The numbers; from whatever results are there.
+        claims: The claims that can be checked with these results.
+    """
+
+    name: str
+    title: str
+    scales: Mapping[str, str]
+    options: frozenset[str]
+    grid: Callable[[str, Options], list[Cell]]
+    rows: Callable[[Sequence[Record]], list[Row]]
+    claims: Callable[[Sequence[Record]], list[Claim]]
+
+
+TABLES: Registry[Table] = Registry("table")
+
+
+def cells_of(table: Table, scale: str, options: Options) -> list[Cell]:
+    """Return the cells of a table; a scale or an option it does not have is an error that says what there is."""
+    if scale not in table.scales:
+        remedy = nearest(scale, table.scales) if scale not in SCALES else f"It has: {', '.join(table.scales)}."
+        raise ConfigError(f"{table.name} has no scale {scale!r}.", remedy)
+    for name, value in asdict(options).items():
+        if value is not None and name not in table.options:
+            known = ", ".join(f"--{option}" for option in sorted(table.options))
+            raise ConfigError(f"{table.name} takes no --{name}.", f"It takes: {known}.")
+    return table.grid(scale, options)
+
+
+def payload(table: Table, scale: str, records: Sequence[Record]) -> dict[str, Any]:
+    """Return what ``reproduce --json`` prints."""
+    return {
+        "table": table.name,
+        "scale": scale,
+        "rows": [asdict(row) for row in table.rows(records)],
+        "claims": [asdict(claim) for claim in table.claims(records)],
+    }
+
+
+def below(claim: str, difference: Estimate, quantity: str) -> Claim:
+    """Judge a claim that some difference of errors is negative: decided only when its interval excludes zero."""
+    verdict: Verdict = "undecided"
+    if difference.high < 0:
+        verdict = "holds"
+    elif difference.low > 0:
+        verdict = "does-not-hold"
+    evidence = {
+        "quantity": quantity,
+        "unit": "percentage points",
+        "value": 100 * difference.value,
+        "low": 100 * difference.low,
+        "high": 100 * difference.high,
+        "n": difference.n,
+    }
+    return Claim(claim=claim, verdict=verdict, evidence=evidence)

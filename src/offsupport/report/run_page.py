@@ -1,0 +1,165 @@
+"""The report of a run: what was measured, what the paper printed, which claims hold, how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offsupport.bench.runs import Status
+from offsupport.bench.store import Record
+from offsupport.report import figures
+from offsupport.report.page import Badge, Figure, Page, Section, Table
+
+VERDICTS = {"holds": Badge("holds", "good"), "does-not-hold": Badge("does not hold", "bad")}
+Rows = Sequence[Mapping[str, Any]]
+_PAIRED = (
+    "Intervals are 95 %, from a bootstrap over images that pairs the two methods image by image. "
+    "A claim is decided only where its interval excludes zero."
+)
+
+
+def run_page(title: str, about: str, payload: Mapping[str, Any], status: Status) -> Page:
+    """Return the page of a run.
+
+    Args:
+        title: What was run.
+        about: One sentence about the setting.
+        payload: Rows and claims as ``reproduce --json`` prints them.
+        status: Where the run stands.
+    """
+    sections = [*_claims(payload["claims"]), *_result(payload["rows"]), *_along_the_stream(status.done)]
+    sections += [*_cost(status.done), *_unfinished(status)]
+    return Page(title, f"{about}\n\n{_progress(status)}", sections, data=payload)
+
+
+def number(row: Mapping[str, Any]) -> str:
+    """Return a value with its interval as a person would write it."""
+    return f"{row['value']:.1f} ({row['low']:.1f} to {row['high']:.1f})"
+
+
+def _progress(status: Status) -> str:
+    counts = status.counts()
+    if counts["done"] == counts["total"]:
+        return f"All {counts['total']} cells have a result."
+    rest = f"{counts['failed']} failed, {counts['missing']} are missing"
+    return f"{counts['done']} of {counts['total']} cells have a result; {rest}."
+
+
+def _claims(claims: Rows) -> list[Section]:
+    if not claims:
+        return []
+    rows = []
+    for claim in claims:
+        found = claim["evidence"]
+        interval = f"{found['value']:+.1f} ({found['low']:+.1f} to {found['high']:+.1f}) {found['unit']}"
+        verdict = VERDICTS.get(claim["verdict"], Badge("undecided"))
+        rows.append([claim["claim"], verdict, f"{found['quantity']} = {interval}"])
+    return [Section("Claims", tables=[Table(["claim", "verdict", "evidence"], rows, text_columns=3)], notes=[_PAIRED])]
+
+
+def _result(rows: Rows) -> list[Section]:
+    if not rows:
+        return []
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    columns = list(dict.fromkeys(row["column"] for row in rows))
+    columns.sort(key=lambda column: not column.endswith("/avg"))
+    cells = {(row["method"], row["column"]): row for row in rows}
+    unit = f"{rows[0]['metric']} in {rows[0]['unit']}"
+    headline = [column for column in columns if column.endswith("/avg")] or columns
+    tables = [_headline(methods, headline, cells, unit)]
+    if len(headline) < len(columns):
+        tables.append(_pivot(methods, columns, cells, unit))
+    series = {m: {_short(c): _interval(cells[m, c]) for c in columns if (m, c) in cells} for m in methods}
+    drawing = Figure(
+        figures.intervals(series, f"{rows[0]['metric']} ({rows[0]['unit']})"),
+        "Every column with its 95 % interval.",
+        wide=False,
+    )
+    return [Section("What was measured", tables=tables, figures=[drawing])]
+
+
+def _headline(methods: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], Any], unit: str) -> Table:
+    body = []
+    for method in methods:
+        for column in columns:
+            if (method, column) in cells:
+                row = cells[method, column]
+                printed = "" if row["paper"] is None else f"{row['paper']:.1f}"
+                body.append(
+                    [
+                        method,
+                        column,
+                        f"{row['value']:.1f}",
+                        f"{row['low']:.1f} to {row['high']:.1f}",
+                        printed,
+                        f"{row['n']:,}",
+                    ]
+                )
+    return Table(["method", "column", "measured", "95 % interval", "paper", "predictions"], body, unit, text_columns=2)
+
+
+def _pivot(methods: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], Any], unit: str) -> Table:
+    body = [[m, *(f"{cells[m, c]['value']:.1f}" if (m, c) in cells else "" for c in columns)] for m in methods]
+    return Table(["method", *map(_short, columns)], body, f"By column: {unit}")
+
+
+def _along_the_stream(records: Sequence[Record]) -> list[Section]:
+    """Running error per method, averaged over the cells that are equally long for all."""
+    by_method: dict[str, list[list[float]]] = {}
+    for record in records:
+        if record.cell.kind == "adapt":
+            by_method.setdefault(str(record.cell.config["method"]), []).append(record.deterministic["trace"])
+    lengths = {len(trace) for traces in by_method.values() for trace in traces}
+    if len(lengths) != 1 or lengths == {1}:
+        return []
+    series = {
+        method: [
+            100 * v for v in figures.running_mean([sum(batch) / len(batch) for batch in zip(*traces, strict=True)])
+        ]
+        for method, traces in by_method.items()
+    }
+    caption = "Mean error of the batches so far, averaged over the streams of each method."
+    return [Section("Along the stream", figures=[Figure(figures.traces(series), caption)])]
+
+
+def _cost(records: Sequence[Record]) -> list[Section]:
+    adapted = [record for record in records if record.cell.kind == "adapt"]
+    if not adapted:
+        return []
+    rows = []
+    for method in dict.fromkeys(str(record.cell.config["method"]) for record in adapted):
+        own = [record for record in adapted if record.cell.config["method"] == method]
+        images = sum(record.deterministic["n"] for record in own)
+        seconds = sum(record.timing["seconds"] for record in own)
+        passes = [sum(record.deterministic["passes"].get(way, 0) for record in own) for way in ("forward", "backward")]
+        rows.append(
+            [method, *(f"{count:,}" for count in passes), f"{1000 * seconds / images:.2f}", f"{images / seconds:,.0f}"]
+        )
+    table = Table(["method", "forward passes", "backward passes", "ms per image", "images per second"], rows)
+    remarks = dict.fromkeys(remark for record in adapted for remark in record.deterministic["warnings"])
+    return [Section("Cost and provenance", tables=[table], notes=list(remarks), facts=_facts(adapted))]
+
+
+def _facts(records: Sequence[Record]) -> dict[str, str]:
+    """Everything the results state about where they come from; several values where cells differ."""
+    facts: dict[str, dict[str, None]] = {}
+    for record in records:
+        for name, value in record.provenance.items():
+            facts.setdefault(name, {})[str(value)] = None
+    return {
+        name: ", ".join(values) if len(values) <= 8 else f"{len(values)} different" for name, values in facts.items()
+    }
+
+
+def _unfinished(status: Status) -> list[Section]:
+    rows: list[list[str | Badge]] = [[name, Badge("failed", "bad"), why] for name, why in status.failed.items()]
+    rows += [[name, Badge("missing"), why] for name, why in status.missing.items()]
+    return [Section("Without a result", tables=[Table(["cell", "state", "why"], rows, text_columns=3)])] if rows else []
+
+
+def _short(column: str) -> str:
+    return column.partition("/")[2] or column
+
+
+def _interval(row: Mapping[str, Any]) -> figures.Interval:
+    return row["value"], row["low"], row["high"]
