@@ -18,10 +18,10 @@ _PUBLIC = {
     "load_adapted": "offsupport.methods.factory",
     "source_stats": "offsupport.methods.factory",
 }
-_ROOMS = ("bench", "data", "functional", "methods", "nn", "testing")
+_ROOMS = ("bench", "data", "functional", "latent", "methods", "nn", "testing", "theory")
 
 if TYPE_CHECKING:
-    from offsupport import bench, data, functional, methods, nn, testing  # noqa: F401
+    from offsupport import bench, data, functional, latent, methods, nn, testing, theory  # noqa: F401
     from offsupport.core.errors import OffsupportError as OffsupportError
     from offsupport.evaluation import evaluate as evaluate
     from offsupport.methods.factory import adapt as adapt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from offsupport.theory.words import describe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Diagnosis:
         plain: dict[str, Any] = _plain(values)
         return plain
 
-    def plot(self, ax: Axes | None = None) -> Figure | SubFigure:
+    def plot(self, ax: Axes | None = None) -> Figure:
         """Draw support, target, radius and class manifolds.
 
         Args:
@@ -118,7 +118,7 @@ class Diagnosis:
         """
         if ax is not None:
             draw_latent(self._picture, ax)
-            return ax.figure
+            return cast("Figure", ax.figure)
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 

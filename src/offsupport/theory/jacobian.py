@@ -6,6 +6,8 @@ dimensions, so forward mode (one product per latent) is the cheap direction. Ran
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -22,6 +24,7 @@ def jacobian(g: Generate, z: Tensor) -> Tensor:
         >>> torch.equal(jacobian(lambda z: z @ A.T, torch.zeros(5, 2))[3], A)
         True
     """
+    _load_forward_mode()
     d_z = z.shape[-1]
     tangents = torch.eye(d_z, dtype=z.dtype).repeat_interleave(len(z), 0)  # one pass for all columns
     columns: Tensor = torch.func.jvp(g, (z.repeat(d_z, 1),), (tangents,))[1]
@@ -44,6 +47,14 @@ def ranks(J: Tensor) -> Tensor:
 
 
 def null_vector(J: Tensor) -> Tensor:
-    """Return the unit vector that a matrix (d_x, d_z) shrinks most."""
-    vector: Tensor = torch.linalg.svd(J).Vh[-1]
+    """Return the unit vector that each matrix (..., d_x, d_z) shrinks most."""
+    vector: Tensor = torch.linalg.svd(J).Vh[..., -1, :]
     return vector
+
+
+@functools.cache
+def _load_forward_mode() -> None:
+    """Take one derivative, once: PyTorch loads its forward mode at first use and warns about its own old code there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.func.jvp(torch.square, (torch.ones(1),), (torch.ones(1),))

@@ -19,7 +19,7 @@ from offsupport.theory.subject import Subject
 from offsupport.theory.weakest import weakest_point
 
 PAIRS = 256
-STARTS = 32
+STARTS = 24
 
 
 @dataclass(frozen=True)

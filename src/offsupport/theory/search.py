@@ -23,7 +23,7 @@ def climb(
     scale: float = 0.3,
     keep: int = 16,
     tries: int = 12,
-    rounds: int = 40,
+    rounds: int = 25,
 ) -> tuple[Tensor, Tensor]:
     """Return the best point found and its score.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from offsupport.theory.jacobian import Generate, jacobian, null_vector
 
-ROUNDS = 60
+ROUNDS = 40
 
 
 def weakest_point(g: Generate, z: Tensor, rows: Tensor, d_c: int) -> Tensor | None:
@@ -26,12 +26,10 @@ def weakest_point(g: Generate, z: Tensor, rows: Tensor, d_c: int) -> Tensor | No
         d_c: Leading latents that are c.
     """
     index = rows.nonzero()[:, 0]
-    kept = ~torch.eye(len(index), dtype=torch.bool)  # problem i leaves row i out
-    n = len(z)
-    weights = kept.to(z).repeat_interleave(n, 0)
+    weights = (1 - torch.eye(len(index), dtype=z.dtype)).repeat_interleave(len(z), 0)  # problem i leaves row i out
     s = z[:, d_c:].repeat(len(index), 1)
     A = jacobian(g, z)[:, index, :d_c].repeat(len(index), 1, 1) * weights[..., None]
-    start = torch.cat([z[:, :d_c].repeat(len(index), 1), torch.stack([null_vector(a) for a in A])], -1)
+    start = torch.cat([z[:, :d_c].repeat(len(index), 1), null_vector(A)], -1)
 
     def residual(p: Tensor) -> Tensor:
         c, v = p[:, :d_c], p[:, d_c:]
