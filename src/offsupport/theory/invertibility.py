@@ -14,6 +14,8 @@ from torch import Tensor
 from offsupport.latent.generator import Mlp
 from offsupport.theory.jacobian import Generate, jacobian, norms, null_vector, ranks
 
+NEAREST = 16
+
 
 @dataclass(frozen=True)
 class Collision:
@@ -54,8 +56,8 @@ def collision(g: Generate, z: Tensor, J: Tensor) -> Collision | None:
 def kink(g: Generate, mlp: Mlp, z: Tensor, columns: int) -> tuple[Tensor, float] | None:
     """Return a latent at which the Jacobian jumps and the norm of the jump; None for smooth activations.
 
-    Units of the first layer switch on hyperplanes; for each unit, the given latent nearest to its plane is moved onto
-    it and the Jacobians on both sides are compared.
+    Units of the first layer switch on hyperplanes. For each unit, the given latents nearest to its plane are moved onto
+    it and the Jacobians on both sides are compared; one may not be enough, as later layers can be blind there.
 
     Args:
         g: The generating function.
@@ -70,8 +72,9 @@ def kink(g: Generate, mlp: Mlp, z: Tensor, columns: int) -> tuple[Tensor, float]
     size = W.norm(dim=-1)
     away = (z @ W.T + b) / size  # signed distance of every latent to every plane
     unit = W / size[:, None]
-    nearest = away.abs().argmin(0)
-    on_plane = z[nearest] - away[nearest, torch.arange(len(W))][:, None] * unit
+    nearest = away.abs().topk(min(NEAREST, len(z)), dim=0, largest=False).indices  # (nearest, units)
+    on_plane = (z[nearest] - away.gather(0, nearest)[..., None] * unit).flatten(0, 1)
+    unit = unit.repeat(len(nearest), 1)
     jump = norms(jacobian(g, on_plane + 1e-7 * unit) - jacobian(g, on_plane - 1e-7 * unit))
     return on_plane[jump.argmax()], float(jump.max())
 
