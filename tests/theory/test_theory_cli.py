@@ -48,3 +48,18 @@ def test_mistakes_are_sentences(options, message, tmp_path):
     assert isinstance(result.exception, ConfigError)
     assert message in str(result.exception)
     assert not list(tmp_path.iterdir())
+
+
+def test_several_runs_are_summarised(tmp_path):
+    options = ["diagnose", "--preset", "table", *SMALL, "--runs", "2", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0
+    assert "2 runs" in result.stdout
+    assert any("discrete" in line and "2" in line for line in result.stdout.splitlines())
+    first, second = json.loads((tmp_path / "diagnosis.json").read_text())["runs"]
+    assert first["radii"] != second["radii"]
+    radii = [run["radii"][0]["radius"] for run in (first, second)]
+    line = next(line for line in result.stdout.splitlines() if "certified radius (J_u)" in line)
+    assert [cell.strip() for cell in line.split("│")[2:5]] == [
+        f"{v:.4g}" for v in (min(radii), sum(radii) / 2, max(radii))
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+import statistics
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,10 +70,10 @@ def _save(first: Diagnosis, data: dict[str, Any], out: Path) -> None:
 
 def _summarise(results: list[Diagnosis]) -> None:
     """Print the range of every number over the runs, and how often each assumption holds."""
-    rows = []
-    for name, values in _numbers(results).items():
-        ordered = sorted(values)
-        rows.append([name, *(f"{ordered[i]:.4g}" for i in (0, len(ordered) // 2, len(ordered) - 1))])
+    rows = [
+        [name, *(f"{value:.4g}" for value in (min(values), statistics.median(values), max(values)))]
+        for name, values in _numbers(results).items()
+    ]
     emit_table(f"{len(results)} runs", ["number", "lowest", "median", "highest"], rows)
     counts: dict[str, Counter[str]] = {}
     for result in results:
