@@ -1,0 +1,146 @@
+"""The paper's own estimator: a variational auto-encoder trained on the source and the target together.
+
+Objective (appendix on the synthetic experiments): reconstruction, KL on the source, classification on the source from
+c_hat, likelihood of c_hat on the target and, for dense shifts, the distance of s_hat on the target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from offsupport.core.errors import InputError
+from offsupport.latent.base import LatentEstimator, finish
+from offsupport.latent.inputs import Source
+from offsupport.latent.networks import Params, adam, batches, init_mlp, mlp, supervised_loss
+
+LOGVAR_MIN = -10.0  # keeps exp(-logvar) finite when an observation pins its latent
+
+
+@dataclasses.dataclass(kw_only=True)
+class Vae(LatentEstimator):
+    """Variational auto-encoder with the published weights; what the text leaves open is an option."""
+
+    shift: Literal["dense", "sparse"] = "dense"
+    """Dense shifts add the distance of s_hat."""
+    d_c: int = 4
+    """Dimensions of c_hat."""
+    d_s: int = 2
+    """Dimensions of s_hat."""
+    kl: float = 0.01
+    """Weight of the KL term; published range 0.1, 0.01, 0.001."""
+    reconstruction: float = 0.1
+    """Weight of the squared reconstruction error."""
+    likelihood: float = 0.1
+    """Weight of the target likelihood."""
+    distance: float = 0.01
+    """Weight of the distance of s_hat on the target."""
+    supervised: float | None = None
+    """Weight of the label loss; None: 1 for classes, 0.1 for numbers, as published."""
+    prior: Literal["normal", "classes"] = "normal"
+    """Target likelihood under N(0, I), or under the source's mixture of classes in c_hat."""
+    reconstruct_target: bool = True
+    """Whether the target is reconstructed as well."""
+    distance_to: Literal["origin", "support"] = "origin"
+    """Distance of s_hat to the origin, or to the ball that holds 99.9 % of the source batch."""
+    width: int = 32
+    """Hidden units per layer."""
+    epochs: int = 25
+    """Passes over the source."""
+    batch_size: int = 128
+    """Samples per step; the paper does not state its own."""
+    lr: float = 2e-3
+    """Step size of Adam."""
+
+    def _fit(self, source: Source, x_tgt: Tensor | None) -> None:
+        if x_tgt is None:
+            raise InputError(f"{type(self).__name__} trains on its targets.", "Call fit(X, y, x_tgt).")
+        runs, n, d_x = source.x.shape
+        d_z, hidden, rng = self.d_c + self.d_s, [self.width] * 3, self._rng("weights")
+        self.encoder_ = init_mlp([d_x, *hidden, 2 * d_z], runs, rng, source.x.dtype)
+        self.decoder_ = init_mlp([d_z, *hidden, d_x], runs, rng, source.x.dtype)
+        self.head_ = init_mlp([self._head_width(), source.n_classes or 1], runs, rng, source.x.dtype)
+        noise = self._rng("noise")
+        order = batches(n, self.batch_size, self.epochs, self._rng("order"))
+
+        def loss(index: Tensor) -> Tensor:
+            return self._loss(source.x[:, index], source.y[:, index], x_tgt, noise)
+
+        adam(self._parameters(), loss, order, self.lr)
+
+    def _parameters(self) -> Params:
+        return [*self.encoder_, *self.decoder_, *self.head_]
+
+    def _head_width(self) -> int:
+        return self.d_c
+
+    def _loss(self, x: Tensor, y: Tensor, x_tgt: Tensor, noise: torch.Generator) -> Tensor:
+        mu, logvar = self._encode(torch.cat([x, x_tgt], 1))
+        z = sample(mu, logvar, noise)
+        n = x.shape[1]
+        z_src, z_tgt = z[:, :n], z[:, n:]
+        seen, decoded = (torch.cat([x, x_tgt], 1), z) if self.reconstruct_target else (x, z_src)
+        c_src, c_tgt = z_src[..., : self.d_c], z_tgt[..., : self.d_c]
+        loss = self.reconstruction * (mlp(self.decoder_, decoded) - seen).square().sum(-1).mean(1)
+        loss = loss + self.kl * gaussian_kl(mu[:, :n], logvar[:, :n]).mean(1)
+        loss = loss + self._supervised_weight() * supervised_loss(mlp(self.head_, c_src), y)
+        loss = loss - self.likelihood * self._log_prior(c_tgt, c_src, y).mean(1)
+        if self.shift == "dense":
+            loss = loss + self.distance * self._distance(z_src[..., self.d_c :], z_tgt[..., self.d_c :]).mean(1)
+        return loss
+
+    def _encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mu, logvar = mlp(self.encoder_, x).chunk(2, -1)
+        return mu, logvar.clamp_min(LOGVAR_MIN)
+
+    def _supervised_weight(self) -> float:
+        if self.supervised is not None:
+            return self.supervised
+        return 1.0 if self.source_.task == "classification" else 0.1
+
+    def _log_prior(self, c: Tensor, c_src: Tensor, y: Tensor) -> Tensor:
+        """Log density of c (R, m, d_c): standard normal, or diagonal Gaussians of the source's classes, mixed."""
+        if self.prior == "normal" or y.is_floating_point():
+            return log_normal(c, torch.zeros_like(c), torch.zeros_like(c))
+        member = torch.nn.functional.one_hot(y, self.source_.n_classes).to(c).mT  # (R, K, n)
+        count = member.sum(-1, keepdim=True).clamp_min(1)
+        mean = member @ c_src / count
+        var = (member @ c_src.square() / count - mean.square()).clamp_min(1e-2)
+        terms = (
+            log_normal(c[:, :, None], mean[:, None], var.log()[:, None]) + (count[..., 0] / y.shape[1]).log()[:, None]
+        )
+        return terms.logsumexp(-1)
+
+    def _distance(self, s_src: Tensor, s_tgt: Tensor) -> Tensor:
+        size = s_tgt.square().sum(-1)
+        if self.distance_to == "origin":
+            return size
+        radius = s_src.detach().norm(dim=-1).quantile(0.999, dim=1, keepdim=True)
+        return (size.clamp_min(1e-12).sqrt() - radius).clamp_min(0).square()
+
+    def _output(self, x: Tensor) -> Tensor:
+        return finish(mlp(self.head_, self._encode(x)[0][..., : self.d_c]), self.source_)
+
+    def _latents(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mu = self._encode(x)[0]
+        return mu[..., : self.d_c], mu[..., self.d_c :]
+
+
+def sample(mu: Tensor, logvar: Tensor, noise: torch.Generator) -> Tensor:
+    """Draw from N(mu, exp(logvar)); the runs share their noise, so that a run does not depend on its batch."""
+    e = torch.randn(mu.shape[1:], generator=noise, dtype=mu.dtype)
+    return mu + (0.5 * logvar).exp() * e
+
+
+def gaussian_kl(mu: Tensor, logvar: Tensor) -> Tensor:
+    """KL(N(mu, exp(logvar)) || N(0, I)), summed over the last axis."""
+    return 0.5 * (mu.square() + logvar.exp() - 1 - logvar).sum(-1)
+
+
+def log_normal(z: Tensor, mu: Tensor, logvar: Tensor) -> Tensor:
+    """Log density of N(mu, exp(logvar)) at z, summed over the last axis."""
+    return -0.5 * ((z - mu).square() * (-logvar).exp() + logvar + math.log(2 * math.pi)).sum(-1)
