@@ -2,11 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from offsupport.cli.main import app
-from offsupport.core.errors import ConfigError
+from offsupport.core.errors import ConfigError, DataMissingError, FileError
+from offsupport.latent.draws import draw
+from offsupport.latent.process import Process
 
 SMALL = ["--set", "n_source=200"]
 
@@ -63,3 +66,55 @@ def test_several_runs_are_summarised(tmp_path):
     assert [cell.strip() for cell in line.split("│")[2:5]] == [
         f"{v:.4g}" for v in (min(radii), sum(radii) / 2, max(radii))
     ]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A sparse shift as a person might have it: word labels under a header, targets as a table."""
+    folder = tmp_path_factory.mktemp("arrays")
+    draws = draw(Process(shift="sparse", n_source=400), [0], [4, 18])
+    np.save(folder / "X.npy", draws.x[0].numpy())
+    words = ["cat" if label else "dog" for label in draws.y[0].tolist()]
+    (folder / "y.csv").write_text("\n".join(["animal", *words]) + "\n")
+    np.savetxt(folder / "t.csv", draws.x_tgt[0, :, 0].numpy(), delimiter=",", header="a,b,c,d,e,f", comments="")
+    return folder
+
+
+def test_own_arrays_are_fitted_and_every_target_diagnosed(files, tmp_path):
+    paths = ["--source", f"{files}/X.npy", "--labels", f"{files}/y.csv", "--target", f"{files}/t.csv"]
+    result = CliRunner().invoke(app, ["diagnose", *paths, "--shift", "sparse", "--out", str(tmp_path)])
+    assert result.exit_code == 0
+    data = json.loads((tmp_path / "diagnosis.json").read_text())
+    near, far = data["targets"]
+    assert data["shift"].startswith("sparse")
+    assert data["shown"] == 1
+    assert {near["predicted"], far["predicted"]} <= {"cat", "dog"}
+    assert near["distance"] < far["distance"]
+    assert not far["known"]
+    assert far["influence"]["s_at_target"] == [4, 5]  # the planted columns
+    assert "Target 1, the farthest" in result.stdout
+    assert "Target of: fitted Extrapolator, sparse shift" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "message"),
+    [
+        ("gone.npy", None, DataMissingError, "There is no file"),
+        ("bad.npy", b"not an array", FileError, "not a plain array"),
+        ("ragged.csv", b"1,2\n3\n", FileError, "different lengths"),
+        ("table.xlsx", b"", FileError, "neither .npy nor .csv"),
+    ],
+)
+def test_unreadable_arrays_are_sentences(name, content, error, message, files, tmp_path):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    paths = ["--source", str(path), "--labels", f"{files}/y.csv", "--target", f"{files}/t.csv"]
+    result = CliRunner().invoke(app, ["diagnose", *paths])
+    assert isinstance(result.exception, error)
+    assert message in str(result.exception)
+
+
+def test_all_three_files_or_none():
+    result = CliRunner().invoke(app, ["diagnose", "--source", "X.npy"])
+    assert isinstance(result.exception, ConfigError)

@@ -201,7 +201,7 @@ def _dependent(subject: Subject, m: Measures) -> Condition:
     if m.dependence is None or m.z is None:
         return Condition(name, "unknown", "the estimator has no decoder")
     margin = m.dependence.margin
-    split = ~m.dependence.connected(subject.eps)
+    split = ~m.dependence.connected()
     if bool(split.any()):
         i = int(split.int().argmax())
         rows, part = m.dependence.rows[i], m.dependence.witness[i]

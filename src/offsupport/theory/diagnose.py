@@ -10,7 +10,9 @@ from torch import Tensor
 
 from offsupport.core.errors import InputError
 from offsupport.latent.draws import Draws
+from offsupport.latent.extrapolator import Extrapolator
 from offsupport.theory.conditions import Verdict, theorem1, theorem2
+from offsupport.theory.extrapolated import source_of, view
 from offsupport.theory.measure import Measures, measure
 from offsupport.theory.picture import Picture, draw_latent, draw_manifolds, picture
 from offsupport.theory.radius import Radius
@@ -148,7 +150,7 @@ def diagnose(
     Args:
         process_or_estimator: Runs of a known process (from `offsupport.latent.draws.draw`), or a fitted estimator.
         x_tgt: (d_x,) one target; for a process one of its own (default: its first).
-        X: Estimators only: (n, d_x) source samples; y: their labels.
+        X: Estimators only: (n, d_x) source samples; an `Extrapolator` remembers its own.
         y: Estimators only: (n,) labels or numbers.
         run: Processes only: which run.
         points: Latents at which Jacobians are taken.
@@ -157,6 +159,9 @@ def diagnose(
     if isinstance(process_or_estimator, Draws):
         subject = from_draws(process_or_estimator, x_tgt, run)
     elif isinstance(process_or_estimator, Fitted):
+        if isinstance(process_or_estimator, Extrapolator) and x_tgt is not None:
+            X, y = source_of(process_or_estimator) if X is None else (X, y)
+            process_or_estimator = view(process_or_estimator, x_tgt)
         if x_tgt is None or X is None or y is None:
             raise InputError("An estimator is diagnosed with a target and its source.", "Pass x_tgt, X= and y=.")
         subject = from_estimator(process_or_estimator, x_tgt, X, y)
@@ -182,7 +187,7 @@ def _report(subject: Subject, m: Measures) -> Diagnosis:
         else Separations(m.separation.boundary, m.separation.certified, m.separation.whole),
         radii=m.radii,
         influence=_influences(m),
-        dependence=_dependences(subject, m),
+        dependence=_dependences(m),
         theorem1=theorem1(subject, m),
         theorem2=theorem2(subject, m),
         _picture=picture(subject, m),
@@ -222,14 +227,14 @@ def _influences(m: Measures) -> Influences | None:
     )
 
 
-def _dependences(subject: Subject, m: Measures) -> Dependences | None:
+def _dependences(m: Measures) -> Dependences | None:
     found = m.dependence
     if found is None:
         return None
     i = int(found.margin.argmin())
     margin = float(found.margin[i])
     return Dependences(
-        connected=bool(found.connected(subject.eps).all()),
+        connected=bool(found.connected().all()),
         margin=None if math.isinf(margin) else margin,
         witness=(_indices(found.witness[i]), _indices(found.rows[i] & ~found.witness[i])),
     )

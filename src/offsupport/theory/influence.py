@@ -1,8 +1,8 @@
 """Which observed dimensions each latent block moves, how sparse that is, and whether the untouched ones tell c.
 
 I_s(z) and I_c(z) are the rows of J(z) with an entry that is not zero in the columns of s and of c. For an exact
-generator "not zero" means above 1e-6 of the largest entry; for a trained one entries are never zero, and a threshold
-of 1e-2 is a convention.
+generator "not zero" means above 1e-6 of the block's largest entry; for a trained one entries are never zero, and a
+threshold of 1e-2 is a convention.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from offsupport.theory.jacobian import Generate, jacobian, ranks
 
 EXACT, LEARNED = 1e-6, 1e-2
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,17 @@ def influence(J: Tensor, d_c: int, tau: float = EXACT) -> Influence:
     Args:
         J: (n, d_x, d_z) Jacobians.
         d_c: Leading columns that belong to c.
-        tau: Entries at or below this fraction of the largest entry of J count as zero.
+        tau: Entries at or below this fraction of the largest entry in their block count as zero.
     """
-    size = J.abs()
-    moved = size > tau * size.amax((-2, -1), keepdim=True)
     contrast = (J[..., :d_c].norm(dim=-1) * J[..., d_c:].norm(dim=-1)).sum(-1)
-    return Influence(moved[..., d_c:].any(-1), moved[..., :d_c].any(-1), contrast)
+    least = ROUNDING * J.abs().amax((-2, -1), keepdim=True)
+    return Influence(_moved(J[..., d_c:], tau, least), _moved(J[..., :d_c], tau, least), contrast)
+
+
+def _moved(block: Tensor, tau: float, least: Tensor) -> Tensor:
+    """Say which rows a block moves: its own largest entry is the scale, because that of its latents is arbitrary."""
+    size = block.abs()
+    return (size > torch.maximum(tau * size.amax((-2, -1), keepdim=True), least)).any(-1)
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def _local(subject: Subject, g: Generate, so_far: Measures, points: int, rng: to
         z=z,
         rank=ranks(J),
         influence=moved,
-        dependence=dependence(J, moved.exclusive, subject.rtol),
+        dependence=dependence(J[..., : subject.d_c], moved.exclusive),  # the columns of s are zero there
         informativeness=informativeness(g, z[-PAIRS:], subject.d_c, subject.tau),
         collision=None if draws is None else collision(g, z, J),
         kink=None if draws is None else kink(g, draws.g.mlp, z, draws.g.mlp.weights[0].shape[-1]),

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from offsupport.core.errors import InputError
 from offsupport.latent.draws import Draws
-from offsupport.theory.dependence import EPS
 from offsupport.theory.influence import EXACT, LEARNED
 from offsupport.theory.jacobian import Generate
 from offsupport.theory.support import QUANTILE, Support, hull_distance, knn_distance, quantile_ball, whitening
@@ -48,8 +47,6 @@ class Subject:
         others: (K - 1, split) the other values of c.
         z: (n, d_z) source latents.
         tau: Threshold of influence, relative to the largest entry of J.
-        eps: Entries of the projector at or below it count as zero.
-        rtol: Singular values at or below this fraction of the largest count as zero; None: rounding only.
         reading: What had to be granted to give C finitely many values, in words; empty if nothing.
         nearby: Further distances of the target to the source cloud, by name.
     """
@@ -66,8 +63,6 @@ class Subject:
     others: Tensor
     z: Tensor
     tau: float = EXACT
-    eps: float = EPS
-    rtol: float | None = None
     reading: str = ""
     nearby: tuple[tuple[str, float], ...] = ()
 
@@ -134,7 +129,7 @@ def from_estimator(estimator: Fitted, x_tgt: Any, X: Any, y: Any) -> Subject:
     if w.shape[-1] <= HULL_DIMS:
         nearby.append((f"convex hull of {min(len(w), HULL_ROWS)} source s_hat", hull_distance(w_tgt, w[:HULL_ROWS])))
     return Subject(
-        name=f"fitted {type(estimator).__name__}",
+        name=f"fitted {getattr(estimator, 'name', type(estimator).__name__)}",
         draws=None,
         g=_decoder(estimator, white.back, c.shape[-1]),
         d_c=c.shape[-1],
@@ -146,8 +141,6 @@ def from_estimator(estimator: Fitted, x_tgt: Any, X: Any, y: Any) -> Subject:
         others=centres[torch.arange(len(centres)) != own],
         z=torch.cat([c, w], -1),
         tau=LEARNED,
-        eps=LEARNED,
-        rtol=LEARNED,
         reading="granting that C is c_hat of the target and the means of the other classes",
         nearby=tuple(nearby),
     )

@@ -19,7 +19,8 @@ def headline(diagnosis: Diagnosis) -> str:
         return f"Recoverable: {holding[0]} applies, every assumption is certified."
     reasons = [f"{v.theorem} fails at {', '.join(c.name for c in v.failed())}" for v in verdicts if v.status == "fails"]
     if len(reasons) == len(verdicts):
-        return "No guarantee: " + "; ".join(reasons) + "."
+        start = "No guarantee" if diagnosis.known else "No guarantee, by the fitted model"
+        return f"{start}: {'; '.join(reasons)}."
     ending = f" ({reasons[0]})" if reasons else ""
     return f"Undecided: nothing refutes {_open(diagnosis)}, and not every assumption can be certified{ending}."
 
