@@ -14,10 +14,11 @@ from torch import Tensor
 from offsupport.theory.jacobian import Generate, jacobian, null_vector
 
 ROUNDS = 40
+SOLVED = 1e-11
 
 
 def weakest_point(g: Generate, z: Tensor, rows: Tensor, d_c: int) -> Tensor | None:
-    """Return a latent at which one of the rows is independent of all others, of the smallest |c| found, if any.
+    """Return a latent at which one of the rows is independent of all others, if one is found.
 
     Args:
         g: The generating function.
@@ -40,7 +41,7 @@ def weakest_point(g: Generate, z: Tensor, rows: Tensor, d_c: int) -> Tensor | No
         return torch.cat([moved[:, index] * weights.repeat(copies, 1), unit], -1)
 
     p, error = _levenberg_marquardt(residual, start)
-    found = error < 1e-11
+    found = error < SOLVED
     if not bool(found.any()):
         return None
     best = torch.where(found, p[:, :d_c].norm(dim=-1), torch.inf).argmin()
@@ -48,7 +49,7 @@ def weakest_point(g: Generate, z: Tensor, rows: Tensor, d_c: int) -> Tensor | No
 
 
 def _levenberg_marquardt(residual: Generate, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Minimise |residual| from all starts side by side; a step is taken where it helps, and damped more where not."""
+    """Solve residual = 0 from all starts side by side, until one arrives; steps that do not help are damped more."""
     damping = torch.full((len(p),), 1e-3, dtype=p.dtype)
     value = residual(p)
     error = value.norm(dim=-1)
@@ -60,5 +61,7 @@ def _levenberg_marquardt(residual: Generate, p: Tensor) -> tuple[Tensor, Tensor]
         better = new.norm(dim=-1) < error
         p, value = torch.where(better[:, None], tried, p), torch.where(better[:, None], new, value)
         error = value.norm(dim=-1)
+        if bool((error < SOLVED).any()):
+            break
         damping = torch.where(better, damping * 0.3, damping * 5).clamp(1e-12, 1e6)
     return p, error
