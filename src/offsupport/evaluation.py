@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from offsupport.core.errors import ConfigError, InputError, nearest
+from offsupport.core.errors import ConfigError, InputError, ModelError, nearest
 from offsupport.functional import wilson
 from offsupport.methods.adapter import Adapter
 
@@ -126,6 +126,10 @@ def evaluate(adapted: Adapter, stream: Iterable[Any], protocol: Protocol = "onli
     """
     if protocol not in get_args(Protocol):
         raise ConfigError(f"Unknown protocol {protocol!r}.", nearest(protocol, get_args(Protocol)))
+    if not isinstance(adapted, Adapter):
+        raise ModelError(
+            f"evaluate() takes an adapted model, not {type(adapted).__name__}.", 'Wrap it: adapt(model, "source").'
+        )
     run = _Run(adapted, protocol)
     for batch in stream:
         run.take(batch)
@@ -150,6 +154,8 @@ class _Run:
 
     def take(self, batch: Any) -> None:
         x, y = batch[0], batch[1]
+        if not len(x):
+            return
         domain = getattr(batch, "domain", "")
         starts_domain = bool(self.domain_of) and domain != self.domain_of[-1]
         if self.protocol == "episodic" or (self.protocol == "online" and starts_domain):

@@ -3,19 +3,8 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats as reference
 
-from offsupport.bench.stats import bootstrap, difference_estimate, mean_estimate, wilson
-
-
-@pytest.mark.parametrize(("k", "n"), [(0, 10), (1, 10), (5, 10), (10, 10), (137, 1000), (1, 1), (9999, 10000)])
-def test_wilson_matches_scipy(k, n):
-    expected = reference.binomtest(k, n).proportion_ci(method="wilson")
-    assert wilson(k, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
-
-
-def test_wilson_of_nothing_says_nothing():
-    assert wilson(0, 0) == (0.0, 1.0)
+from offsupport.bench.stats import bootstrap, difference_estimate, mean_estimate
 
 
 def test_bootstrap_of_three_images_has_the_exact_distribution():

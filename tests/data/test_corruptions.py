@@ -82,6 +82,17 @@ def test_seed_and_id_do_not_change_the_other_corruptions(name):
     np.testing.assert_array_equal(corrupt(images, name, seed=0), corrupt(images, name, seed=1, index=[8, 9]))
 
 
+def test_memory_mapped_images_give_plain_arrays(tmp_path):
+    images = synthetic_images(3)
+    np.save(tmp_path / "images.npy", images)
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
+    for name in ALL:
+        for block in (None, 8):
+            out = corrupt(mapped, name, block=block)
+            assert type(out) is np.ndarray
+            np.testing.assert_array_equal(out, corrupt(images, name, block=block), err_msg=name)
+
+
 def test_the_global_generators_are_left_alone():
     np.random.seed(0)
     torch.manual_seed(0)

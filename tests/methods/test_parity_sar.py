@@ -10,6 +10,7 @@ import pytest
 import torch
 from parity_check import (
     SIZES,
+    TOLERANCE,
     assert_parity,
     batches,
     change,
@@ -113,6 +114,7 @@ def test_sar(kind, optimizer):
     adapted = offsupport.adapt(start, "sar", lr=LR[optimizer], optimizer=optimizer, rho=0.3, collapse="off")
     assert_parity(adapted, net, reference.run(stream), stream)
     assert_both_filters_act(reference)
+    assert adapted.memory["loss"].item() == pytest.approx(reference.running_loss, rel=TOLERANCE)
     assert moved(net, start) == {"norm0", "norm1", "norm2"}  # of four norm layers, a quarter is left alone
     assert change(net, start) > 0.001
 

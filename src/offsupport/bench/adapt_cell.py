@@ -84,9 +84,9 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     return Outcome({**_measured(result), "warnings": remarks}, provenance, timing)
 
 
-def check_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
-    """Refuse what cannot work before anything runs: unknown names, wrong hyper-parameters, missing data."""
-    from offsupport.bench.models import check_model
+def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
+    """Refuse unknown names, wrong hyper-parameters and missing data before anything runs; train the models."""
+    from offsupport.bench.models import load_model
     from offsupport.core.config import build
     from offsupport.core.errors import ConfigError, nearest
     from offsupport.methods.registry import METHODS
@@ -99,11 +99,12 @@ def check_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
                 f"{config.method} has no preset {config.preset!r}.", nearest(config.preset, method.presets)
             )
         build(method.config_class, config.hyper, f"method {config.method!r}")
-        check_model(config.model)
         data = str((config.dataset, config.corruption, config.severity, config.block, config.order, config.batch_size))
         if data not in opened:
             opened.add(data)
             _stream(config, place)
+    for name in dict.fromkeys(config.model for config in configs):
+        load_model(name, place.folder)
 
 
 def _stream(config: AdaptConfig, place: Place) -> Stream:
@@ -140,4 +141,4 @@ def _images(result: Result, domain: str) -> dict[str, Any]:
     return pack(result.index[here], result.correct[here])
 
 
-KINDS.register("adapt")(Kind(AdaptConfig, run_adapt, check_adapt))
+KINDS.register("adapt")(Kind(AdaptConfig, run_adapt, prepare_adapt))

@@ -95,12 +95,12 @@ class Kind:
     Args:
         config: The frozen dataclass of their settings; it has a field ``threads``.
         run: Computes one cell.
-        check: Given the settings of all cells that will run; refuses what cannot work before anything is computed.
+        prepare: Given the settings of all cells that will run: refuses what cannot work, makes what they share.
     """
 
     config: type[Any]
     run: Callable[[Any, Place], Outcome]
-    check: Callable[[Sequence[Any], Place], None] = lambda configs, place: None
+    prepare: Callable[[Sequence[Any], Place], None] = lambda configs, place: None
 
 
 KINDS: Registry[Kind] = Registry("kind of cell")
@@ -117,14 +117,14 @@ def compute(cell: Cell, place: Place) -> Outcome:
     return kind.run(_settings(cell, kind), place)
 
 
-def check(cells: Iterable[Cell], place: Place) -> None:
-    """Refuse cells that cannot work: unknown names, missing data."""
+def prepare(cells: Iterable[Cell], place: Place) -> None:
+    """Refuse cells that cannot work (unknown names, missing data), and make what they share."""
     by_kind: dict[str, list[Cell]] = {}
     for cell in cells:
         by_kind.setdefault(cell.kind, []).append(cell)
     for members in by_kind.values():
         kind = _kind(members[0])
-        kind.check([_settings(cell, kind) for cell in members], place)
+        kind.prepare([_settings(cell, kind) for cell in members], place)
 
 
 def _kind(cell: Cell) -> Kind:

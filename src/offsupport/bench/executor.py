@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from offsupport.bench.cell import Cell, Place, check
+from offsupport.bench.cell import Cell, Place, prepare
 from offsupport.bench.store import Invalid, Store
-from offsupport.bench.worker import Report, one_thread, work
+from offsupport.bench.worker import Report, work
+from offsupport.core.processes import single_thread_children
 from offsupport.core.progress import progress
 
 ATTEMPTS = 3
@@ -70,7 +71,7 @@ def run_cells(
                 announce(f"{label(cell)}: the stored result is {found.reason}; computing it again.")
         else:
             summary.present.append(cell.key)
-    check(missing, place)
+    prepare(missing, place)
     begin()
     if missing:
         _Pool(missing, place, store, summary, announce).run(min(workers, len(missing)))
@@ -104,7 +105,7 @@ class _Pool:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(target=work, args=(there, self.place), daemon=True)
-        with one_thread():
+        with single_thread_children():
             process.start()
         there.close()
         return _Worker(process, here)

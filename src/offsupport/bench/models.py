@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from offsupport.bench.cell import imported
 from offsupport.core.errors import FileError, ModelError
+from offsupport.core.progress import progress
 from offsupport.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -31,11 +32,6 @@ class BuiltIn:
 
 
 MODELS: Registry[BuiltIn] = Registry("model")
-
-
-def check_model(name: str) -> None:
-    """Refuse a name that no model has."""
-    imported(name, "model") if ":" in name else MODELS[name]
 
 
 def load_model(name: str, folder: Path) -> nn.Module:
@@ -62,7 +58,7 @@ def _kept(source: BuiltIn, path: Path) -> nn.Module:
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent / ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with contextlib.suppress(FileError):  # absent or damaged: train
+        with contextlib.suppress(FileError, RuntimeError):  # absent, damaged or of another network: train
             weights, _ = load_tensors(path)
             network = source.network()
             network.load_state_dict(weights)
@@ -80,12 +76,13 @@ def _digits_network() -> nn.Module:
 def _digits_trained() -> nn.Module:
     import torch
 
-    from offsupport.training import digits_model
+    from offsupport.training.digits import EPOCHS, digits_model
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the weights must not depend on the threads of the cell that happens to come first
+    torch.set_num_threads(1)  # the weights must not depend on who happens to train them
     try:
-        return digits_model()
+        with progress("Training digits-small", EPOCHS) as advance:
+            return digits_model(advance=advance)
     finally:
         torch.set_num_threads(threads)
 

@@ -96,6 +96,8 @@ class Store:
             data = self.path(key).read_bytes()
         except FileNotFoundError:
             return Invalid("not computed yet", found=False)
+        except OSError as error:
+            return Invalid(f"unreadable ({error.strerror})", found=True)
         body = unseal(data)
         if body is None:
             return Invalid("damaged: its checksum does not match", found=True)

@@ -81,16 +81,28 @@ def finish(out: Path, data: Path | None, cells: list[Any], request: dict[str, An
 
 
 def _show(out: Path, as_json: bool) -> None:
-    from offsupport.report.run_page import number
     from offsupport.report.runs import write_report
 
     path, data = write_report(out)
     if as_json:
         emit_json({"folder": str(out), "report": str(path), "rows": data["rows"]})
     else:
-        rows = [[row["method"], row["column"], number(row), f"{row['n']}"] for row in data["rows"]]
-        emit_table("Error in percent (95 % interval)", ["method", "column", "error", "predictions"], rows)
+        print_rows("Error in percent (95 % interval)", data["rows"])
         say(f"Report: {path}")
+
+
+def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    """Print rows with methods side by side; intervals as long as they fit on a screen."""
+    from offsupport.report.run_page import number
+
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    cells = {(row["column"], row["method"]): row for row in rows}
+    show = number if len(methods) <= 3 else lambda row: f"{row['value']:.1f}"
+    body = [
+        [column, *(show(cells[column, method]) if (column, method) in cells else "" for method in methods)]
+        for column in dict.fromkeys(row["column"] for row in rows)
+    ]
+    emit_table(title, ["", *methods], body)
 
 
 def _names(text: str) -> list[str]:

@@ -86,6 +86,6 @@ def _show(finding: Finding) -> None:
     rows += [[part, "missing"] for part in finding.missing]
     rows += [[part, problem] for part, problem in finding.damaged.items()]
     state = "complete" if finding.complete else "not complete"
-    emit_table(f"{finding.kind} in {finding.path}: {state}", ["part", "state"], rows)
+    emit_table(f"{finding.kind} in {finding.path}: {state}", ["part", "state"], rows, text_columns=2)
     for note in finding.notes:
         say(f"  {note}")

@@ -43,8 +43,8 @@ def demo(
     if json:
         emit_json({c: {m: r.to_dict() for m, r in row.items()} for c, row in results.items()})
     else:
-        columns = ["method", *results]
-        emit_table(f"Error in % (95 % interval), severity {SEVERITY}", columns, table_rows(results))
+        columns = ["digits", *next(iter(results.values()))]
+        emit_table(f"Error in %, with its 95 % interval; severity {SEVERITY}", columns, table_rows(results, "\n"))
     say(f"Report: {out / 'report.html'}")
 
 
@@ -76,15 +76,14 @@ def _source_stats(model: nn.Module) -> SourceStats:
     return offsupport.source_stats(model, stream("digits", split="train", batch_size=BATCH_SIZE), "eata")
 
 
-def table_rows(results: Results) -> list[list[str]]:
-    """Return one row per method: its name, then error and interval for each column of ``results``."""
-    methods = next(iter(results.values()))
-    return [[method, *(_cell(column[method]) for column in results.values())] for method in methods]
+def table_rows(results: Results, between: str = " ") -> list[list[str]]:
+    """Return one row per kind of digits: its name, then error, ``between`` and interval for each method."""
+    return [[name, *(_cell(result, between) for result in row.values())] for name, row in results.items()]
 
 
-def _cell(result: Result) -> str:
-    low, high = result.ci95
-    return f"{100 * result.error:.1f} ({100 * low:.1f}-{100 * high:.1f})"
+def _cell(result: Result, between: str) -> str:
+    low, high = (f"{100 * bound:.{0 if bound >= 0.1 else 1}f}" for bound in result.ci95)
+    return f"{100 * result.error:.1f}{between}({low}-{high})"
 
 
 def write_report(results: Results, out: Path, seed: int) -> None:
@@ -100,7 +99,7 @@ def write_report(results: Results, out: Path, seed: int) -> None:
     }
     for name, drawing in drawings.items():
         write_text(out / f"{name}.svg", drawing)
-    table = Table(["method", *results], table_rows(results), "Error in %, with its 95 % Wilson interval.")
+    table = Table(["digits", *methods], table_rows(results), "Error in %, with its 95 % Wilson interval.")
     captions = {"errors": "Error of every method, clean and shifted.", "traces": "Error over the stream, contrast."}
     costs = Table(
         ["method", "seconds", "forward", "backward"],
@@ -115,7 +114,7 @@ def write_report(results: Results, out: Path, seed: int) -> None:
         "The same network, the same images, one pass; only the method differs. 'source' is the network as trained.",
         tables=[table, costs],
         figures=[Figure(drawings[name], captions[name], wide=True) for name in drawings],
-        notes=["Intervals of one column overlap less than they seem to: all methods saw the same images."],
+        notes=["Intervals in one row overlap less than they seem to: all methods saw the same images."],
         facts=_facts(results, seed),
     )
     intro = "A small residual network, trained on clean digits, meets noise, blur, changed light and weather."

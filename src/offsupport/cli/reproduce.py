@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from offsupport.cli.bench import DataFolder, RunFolder, finish
-from offsupport.cli.output import JSON, emit_json, emit_table, say
+from offsupport.cli.bench import DataFolder, RunFolder, finish, print_rows
+from offsupport.cli.output import JSON, emit_json, say
 
 
 def reproduce(
@@ -28,6 +28,7 @@ def reproduce(
     from dataclasses import asdict
 
     from offsupport.paper import TABLES, Options, cells_of
+    from offsupport.report.run_page import evidence_text, number
     from offsupport.report.runs import write_report
 
     declared = TABLES[table]
@@ -40,11 +41,12 @@ def reproduce(
     if as_json:
         emit_json(found)
         return
-    _print_rows(declared.title, found["rows"])
+    print_rows(f"{declared.title}: {found['rows'][0]['metric']} in {found['rows'][0]['unit']}", found["rows"])
+    for row in found["rows"]:
+        if row["paper"] is not None:
+            typer.echo(f"{row['method']} on {row['column']}: {number(row)}, the paper printed {row['paper']}")
     for claim in found["claims"]:
-        evidence = claim["evidence"]
-        interval = f"{evidence['value']:+.1f} ({evidence['low']:+.1f} to {evidence['high']:+.1f}) {evidence['unit']}"
-        typer.echo(f"{claim['verdict']:>13}  {claim['claim']}: {interval}")
+        typer.echo(f"{claim['verdict']:>13}  {claim['claim']}: {evidence_text(claim['evidence'])}")
     say(f"Report: {path}")
 
 
@@ -60,14 +62,3 @@ def report(
         emit_json({"report": str(path), **found})
     else:
         typer.echo(str(path))
-
-
-def _print_rows(title: str, rows: list[dict[str, object]]) -> None:
-    from offsupport.report.run_page import number
-
-    shown = [row for row in rows if str(row["column"]).endswith("/avg")] or rows
-    body = [
-        [str(row["method"]), str(row["column"]), number(row), "" if row["paper"] is None else f"{row['paper']}"]
-        for row in shown
-    ]
-    emit_table(title, ["method", "column", f"{rows[0]['metric']} ({rows[0]['unit']})", "paper"], body)

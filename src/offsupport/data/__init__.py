@@ -1,6 +1,7 @@
 """Data sets in their official layouts, corruptions of them, and streams of batches.
 
-The corruptions are loaded when first used.
+The names below are loaded when first used: readers and corruptions work without torch, so the processes that make and
+check data start fast and stay small.
 """
 
 from __future__ import annotations
@@ -8,13 +9,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from offsupport.data.catalog import list_datasets, load
-from offsupport.data.compose import stream, stream_arrays
-from offsupport.data.dataset import Arrays, Dataset
-from offsupport.data.streams import Batch, Stream
-
 if TYPE_CHECKING:
+    from offsupport.data.catalog import list_datasets, load
+    from offsupport.data.compose import stream, stream_arrays
     from offsupport.data.corruptions import ALL, EXTRA, GROUPS, STANDARD, contact_sheet, corrupt
+    from offsupport.data.dataset import Arrays, Dataset
+    from offsupport.data.streams import Batch, Stream
+
+_MODULES = {
+    "catalog": ("list_datasets", "load"),
+    "compose": ("stream", "stream_arrays"),
+    "corruptions": ("ALL", "EXTRA", "GROUPS", "STANDARD", "contact_sheet", "corrupt"),
+    "dataset": ("Arrays", "Dataset"),
+    "streams": ("Batch", "Stream"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "ALL",
@@ -35,6 +44,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("offsupport.data.corruptions"), name)
-    raise AttributeError(f"module 'offsupport.data' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'offsupport.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"offsupport.data.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

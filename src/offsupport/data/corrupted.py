@@ -58,7 +58,7 @@ class Corrupted(Dataset):
         """Return these rows, corrupted."""
         rows = np.asarray(indices, dtype=np.int64)
         images = corrupt(
-            self.base.images(rows),
+            np.ascontiguousarray(self.base.images(rows)),  # sums over pixels must not depend on memory order
             self.corruption,
             self.severity,
             self.seed,

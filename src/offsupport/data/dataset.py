@@ -6,14 +6,15 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from offsupport.core.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Images: TypeAlias = npt.NDArray[np.uint8]
 Labels: TypeAlias = npt.NDArray[np.int64]
@@ -46,6 +47,8 @@ class Dataset(ABC):
 
     def tensor(self, indices: Rows) -> Tensor:
         """Return these rows as a float32 tensor (rows, 3, height, width) in [0, 1]."""
+        import torch
+
         return torch.from_numpy(self.images(indices)).permute(0, 3, 1, 2).contiguous().float().div_(255)
 
     def __len__(self) -> int:
@@ -113,6 +116,8 @@ class Arrays(Dataset):
         """Return these rows as float32 NCHW in [0, 1]; float images come back as they were given."""
         if self._float is None:
             return super().tensor(indices)
+        import torch
+
         return torch.from_numpy(self._float[np.asarray(indices, dtype=np.int64)])
 
     def _hash(self) -> str:

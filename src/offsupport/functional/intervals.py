@@ -19,4 +19,7 @@ def wilson(successes: int, trials: int, z: float = 1.959963984540054) -> tuple[f
     centre = p + z * z / (2 * trials)
     half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    # Exactly 0 and 1 at the ends, where rounding would leave a trace.
+    low = (centre - half) / scale if successes > 0 else 0.0
+    high = (centre + half) / scale if successes < trials else 1.0
+    return low, high

@@ -2,8 +2,8 @@
 
 # Importing a method's file registers it; the order here is the order of `list_methods`.
 from offsupport.methods import source, bn, tent, shot, eata, sar  # noqa: F401, I001
-from offsupport.methods.adapter import Adapter, Options
-from offsupport.methods.config import BatchConfig, MethodConfig, MethodInfo, StepConfig
+from offsupport.methods.adapter import Adapter
+from offsupport.methods.config import BatchConfig, MethodConfig, MethodInfo, Options, StepConfig
 from offsupport.methods.factory import adapt, list_methods, load_adapted
 from offsupport.methods.registry import METHODS, register
 from offsupport.methods.source_stats import SourceStats

@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import abc
 import copy
-import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
-from offsupport.core.errors import SourceStatsError
-from offsupport.methods import guard, persist, state
+from offsupport.core.errors import InputError, ModelError, SourceStatsError
+from offsupport.methods import guard, state
 from offsupport.methods.checks import check_input, check_model, check_output
-from offsupport.methods.config import BatchConfig, MethodConfig, MethodInfo, StepConfig
+from offsupport.methods.config import BatchConfig, MethodConfig, MethodInfo, Options, StepConfig
+from offsupport.methods.lifecycle import Lifecycle
 from offsupport.methods.source_stats import SourceStats
 from offsupport.nn.inspect import find_head
 from offsupport.nn.norm import Statistics, adopt_batch_norm
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a user says about the model and the stream rather than about the method. See :func:`offsupport.adapt`."""
-
-    logits: Callable[[Any], Tensor] | None = None
-    head: str | None = None
-    window: int = 0
-    collapse: guard.CollapseAction = "warn"
-    seed: int = 0
-    inplace: bool = False
-
-
-class Adapter(nn.Module, abc.ABC):
+class Adapter(Lifecycle, abc.ABC):
     """Wraps a classifier; called on a batch, it adapts and returns logits.
 
     A subclass declares its hyper-parameters (``config_class``), chooses parameters (:meth:`trainable`), declares what
@@ -51,6 +38,7 @@ class Adapter(nn.Module, abc.ABC):
 
     config: MethodConfig
 
+    @torch.inference_mode(False)
     def __init__(
         self, model: nn.Module, config: MethodConfig, options: Options, source: SourceStats | None = None
     ) -> None:
@@ -141,6 +129,8 @@ class Adapter(nn.Module, abc.ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Adapt to ``x`` and return its logits; also inside ``torch.no_grad()`` and ``torch.inference_mode()``."""
         check_input(x, self.model)
+        if self.model.training:
+            self.model.eval()
         with torch.inference_mode(False), torch.enable_grad(), self.policy.using(self.statistics):
             x = x.clone() if x.is_inference() else x.detach()
             good = guard.finite_rows(x)
@@ -180,7 +170,9 @@ class Adapter(nn.Module, abc.ABC):
         if not size:
             return x, True
         past = self.memory["window"]
-        batch = torch.cat([past.to(x), x])[-max(size, len(x)) :] if past.numel() else x
+        # Images of another size cannot share a batch: the window starts anew.
+        fits = past.shape[1:] == x.shape[1:]
+        batch = torch.cat([past, x])[-max(size, len(x)) :] if fits else x
         fresh = self.memory["fresh"] + len(x)
         due = bool(fresh >= size)
         self.memory["window"] = batch[-size:].clone()
@@ -202,11 +194,13 @@ class Adapter(nn.Module, abc.ABC):
 
     @torch.no_grad()
     def _source_logits(self, x: Tensor) -> Tensor:
-        """Predict with the weights and statistics the model came with."""
+        """Predict with the weights and statistics the model came with; uniformly where they give no finite logits."""
         with self.policy.using("source"):
             self.passes["forward"] += 1
             out = torch.func.functional_call(self.model, self._start.parameters, (x,))
-            return check_output(out if self.options.logits is None else self.options.logits(out), len(x)).clone()
+            logits = check_output(out if self.options.logits is None else self.options.logits(out), len(x)).clone()
+        logits[~guard.finite_rows(logits)] = 0.0
+        return logits
 
     def _finite_logits(self, logits: Tensor, x: Tensor) -> Tensor:
         """Never return a non-finite logit: such samples get the source prediction, or the uniform one."""
@@ -214,10 +208,8 @@ class Adapter(nn.Module, abc.ABC):
         if not broken.any():
             return logits
         self.count("bad_input")
-        fallback = self._source_logits(x[broken])
-        fallback[~guard.finite_rows(fallback)] = 0.0
         logits = logits.clone()
-        logits[broken] = fallback
+        logits[broken] = self._source_logits(x[broken])
         return logits
 
     def _watch(self, logits: Tensor) -> None:
@@ -227,58 +219,25 @@ class Adapter(nn.Module, abc.ABC):
         collapsed = self.monitor.collapsed(self.memory["collapse"])
         if collapsed and not self.memory["fired"]:
             self.count("collapse")
+            advice = "It is reset." if self.options.collapse == "reset" else 'Lower lr, or pass collapse="reset".'
             warnings.warn(
-                f"{self.info.name}: nearly all of the last {self.monitor.window} predictions fall into one class. "
-                'The adaptation may have collapsed; lower lr, or pass collapse="reset".',
+                f"{self.info.name}: nearly all of the last {self.monitor.window} predictions fall into one class: "
+                f"the adaptation may have collapsed. {advice}",
                 stacklevel=5,
             )
         self.memory["fired"] = torch.tensor(float(collapsed))
         if collapsed and self.options.collapse == "reset":
             self.recover()
 
-    # State -----------------------------------------------------------------------------------------------------------
-
-    def snapshot(self) -> state.Snapshot:
-        """Copy all adaptive state."""
-        return state.capture(self.parameters_adapted, self.optimizer, self.memory, self.generator)
-
-    def restore(self, snapshot: state.Snapshot) -> None:
-        """Put all adaptive state back to a snapshot."""
-        state.restore(snapshot, self.parameters_adapted, self.optimizer, self.memory, self.generator)
-
-    def reset(self) -> None:
-        """Go back to the start, bit for bit: parameters, optimiser, memory, random generator, counters."""
-        self.restore(self._start)
-        self.events = dict.fromkeys(guard.EVENTS, 0)
-        self.passes = {"forward": 0, "backward": 0}
-
-    def train(self, mode: bool = True) -> Adapter:
-        """Set the flag of the adapter alone: the wrapped model keeps predicting as in evaluation (Dropout is off)."""
-        self.training = mode
-        return self
-
-    def save(self, path: Path | str) -> None:
-        """Write what adaptation changed, with a manifest of what it belongs to, to one safetensors file."""
-        persist.save(self, path)
-
-    def load(self, path: Path | str) -> None:
-        """Continue where a saved adapter of the same method on the same model stopped."""
-        persist.load(self, path)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return what the state dict holds beside the model: optimiser, memory, generator, counters."""
-        return {**self.snapshot().flat(), "events": dict(self.events), "passes": dict(self.passes)}
-
-    def set_extra_state(self, extra: dict[str, Any]) -> None:
-        """Undo :meth:`get_extra_state`."""
-        extra = dict(extra)
-        self.events, self.passes = dict(extra.pop("events")), dict(extra.pop("passes"))
-        self.restore(state.Snapshot.from_flat(extra))
-
     def summarise(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Run :meth:`collect` under the gradient mode and the statistics of a step."""
         with torch.inference_mode(False), torch.enable_grad(), self.policy.using(self.statistics):
-            return self.collect(check_input(x, self.model) for x in batches)
+            try:
+                return self.collect(check_input(x, self.model) for x in batches)
+            except guard.StepRejected:
+                raise InputError(
+                    "The source images give non-finite losses or gradients.", "Remove images with NaN or infinity."
+                ) from None
 
     # Set-up ----------------------------------------------------------------------------------------------------------
 
@@ -313,4 +272,9 @@ class Adapter(nn.Module, abc.ABC):
             self.min_batch = default if self.config.min_batch is None else self.config.min_batch
             self.policy.prior = self.config.prior
         if isinstance(self.config, StepConfig):
+            if not self.parameters_adapted:
+                raise ModelError(
+                    f"The method {self.info.name!r} finds no parameter to adapt in this model.",
+                    "Exclude fewer layers, or use another method.",
+                )
             self.optimizer = self.config.make_optimizer(self.parameters_adapted.values())

@@ -41,13 +41,23 @@ def check_input(x: Tensor, model: nn.Module) -> Tensor:
     if x.device != device:
         raise InputError(f"The model is on {device} and the batch on {x.device}.", f'Move it: x.to("{device}").')
     rank = input_rank(model)
-    if x.dim() < 2 or (rank is not None and x.dim() != rank):
+    if x.dim() < 2 or (rank not in (None, x.dim()) and not _takes(model, x)):
         wanted = f"{rank} dimensions" if rank else "at least 2 dimensions"
         raise InputError(
             f"The model takes batches with {wanted}, and this one has shape {tuple(x.shape)}.",
             "Add the batch dimension: x[None].",
         )
     return x
+
+
+@torch.no_grad()
+def _takes(model: nn.Module, x: Tensor) -> bool:
+    """Tell whether a model takes ``x`` although its first layer expects another rank, as one that reshapes does."""
+    try:
+        model(x[:1])
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 def check_output(out: Any, samples: int) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from offsupport.core.errors import ConfigError
+from offsupport.methods.guard import CollapseAction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,21 @@ class MethodInfo:
     norm: Literal["batch", "any", "none"]
     source: Literal["none", "optional", "required"]
     single: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user says about the model and the stream rather than about the method. See :func:`offsupport.adapt`."""
+
+    logits: Callable[[Any], Tensor] | None = None
+    head: str | None = None
+    window: int = 0
+    collapse: CollapseAction = "warn"
+    seed: int = 0
+    inplace: bool = False
+
+    def __post_init__(self) -> None:
+        require("window", self.window >= 0, "at least 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +85,7 @@ class StepConfig(BatchConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("lr", self.lr >= 0, "at least 0")
+        require("lr", 0 <= self.lr <= 1e6, "in [0, 1e6]")
         require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

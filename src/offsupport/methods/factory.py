@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError, nearest
-from offsupport.methods.adapter import Adapter, Options
-from offsupport.methods.config import MethodInfo
+from offsupport.methods.adapter import Adapter
+from offsupport.methods.config import MethodInfo, Options
 from offsupport.methods.guard import CollapseAction
-from offsupport.methods.persist import model_sha256
+from offsupport.methods.persist import model_sha256, saved_set_up
 from offsupport.methods.registry import METHODS
 from offsupport.methods.source_stats import SourceStats
 
@@ -44,7 +44,7 @@ def adapt(
         window: Fill smaller batches up to this size with past images; a step is taken once per window of new images.
         collapse: What to do when nearly all predictions fall into one class: ``warn``, ``reset`` or ``off``.
         seed: Seed of the method's own random draws.
-        inplace: Adapt the given model itself instead of a copy.
+        inplace: Adapt the given model itself instead of a copy; its batch-norm layers keep the statistics policy.
         **hyper: Hyper-parameters of the method; they override the preset.
 
     Example:
@@ -76,10 +76,7 @@ def load_adapted(model: nn.Module, path: Path | str, **options: Any) -> Adapter:
         path: The saved file.
         **options: Options of :func:`adapt` that are not part of the file: ``logits``, ``head``, ``source``, ...
     """
-    from offsupport.core.checkpoints import load_tensors
-
-    _, manifest = load_tensors(path)
-    adapter = adapt(model, manifest["method"], window=manifest["window"], **options, **manifest["config"])
+    adapter = adapt(model, **saved_set_up(path), **options)
     adapter.load(path)
     return adapter
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -13,10 +14,10 @@ from offsupport.core.errors import FileError
 from offsupport.methods.state import Snapshot
 
 if TYPE_CHECKING:
-    from offsupport.methods.adapter import Adapter
+    from offsupport.methods.lifecycle import Lifecycle
 
 
-def base_sha256(adapter: Adapter) -> str:
+def base_sha256(adapter: Lifecycle) -> str:
     """Return the identity of the model an adapter started from, however far it has moved since."""
     return tensors_sha256(dict(adapter.model.state_dict()) | adapter._start.parameters)
 
@@ -26,29 +27,48 @@ def model_sha256(model: nn.Module) -> str:
     return tensors_sha256(dict(model.state_dict()))
 
 
-def save(adapter: Adapter, path: Path | str) -> None:
-    """Write an adapter's state; see :meth:`Adapter.save`."""
-    manifest = {
+def identity(adapter: Lifecycle) -> dict[str, Any]:
+    """Return what the state of an adapter belongs to, as plain values: method, hyper-parameters, window, weights."""
+    return {
         "method": adapter.info.name,
         "config": to_dict(adapter.config),
         "window": adapter.options.window,
+        "source_sha256": tensors_sha256(adapter.source.tensors) if adapter.source else None,
         "base_sha256": base_sha256(adapter),
-        "events": adapter.events,
-        "passes": adapter.passes,
     }
+
+
+def require_identity(adapter: Lifecycle, saved: Mapping[str, Any], where: str) -> None:
+    """Refuse state that belongs to another set-up or to other weights."""
+    mine = identity(adapter)
+    if saved.get("base_sha256", mine["base_sha256"]) != mine["base_sha256"]:
+        raise FileError(f"{where} was saved from a model with other weights.", "Wrap the model it was saved from.")
+    different = [name for name in mine if saved.get(name) != mine[name]]
+    if different:
+        raise FileError(
+            f"{where} was saved by another set-up: method {saved.get('method')!r}, {saved.get('config')}, "
+            f"window {saved.get('window')}; what differs is {' and '.join(different)}.",
+            "Call adapt() with the same method, hyper-parameters, window and source statistics.",
+        )
+
+
+def save(adapter: Lifecycle, path: Path | str) -> None:
+    """Write an adapter's state; see :meth:`Adapter.save`."""
+    manifest = {**identity(adapter), "events": adapter.events, "passes": adapter.passes}
     save_tensors(path, adapter.snapshot().flat(), manifest)
 
 
-def load(adapter: Adapter, path: Path | str) -> None:
+def saved_set_up(path: Path | str) -> dict[str, Any]:
+    """Return the method, window and hyper-parameters of a saved adapter, as keyword arguments of ``adapt``."""
+    manifest = load_tensors(path)[1]
+    if not {"method", "window", "config"} <= set(manifest):
+        raise FileError(f"{path} holds no adapter.", "Give a file that Adapter.save() wrote.")
+    return {"method": manifest["method"], "window": manifest["window"], **manifest["config"]}
+
+
+def load(adapter: Lifecycle, path: Path | str) -> None:
     """Read an adapter's state; see :meth:`Adapter.load`."""
     tensors, manifest = load_tensors(path)
-    saved_for = (manifest.get("method"), manifest.get("config"), manifest.get("window"))
-    if saved_for != (adapter.info.name, to_dict(adapter.config), adapter.options.window):
-        raise FileError(
-            f"{path} was saved by another set-up: method {saved_for[0]!r}, {saved_for[1]}, window {saved_for[2]}.",
-            "Call adapt() with the same method, hyper-parameters and window.",
-        )
-    if manifest["base_sha256"] != base_sha256(adapter):
-        raise FileError(f"{path} was saved from a model with other weights.", "Wrap the model it was saved from.")
+    require_identity(adapter, manifest, str(path))
     adapter.restore(Snapshot.from_flat(tensors))
     adapter.events, adapter.passes = dict(manifest["events"]), dict(manifest["passes"])

@@ -42,6 +42,10 @@ class SarConfig(StepConfig):
         require("rho", self.rho >= 0, "at least 0")
         require("loss_decay", 0 <= self.loss_decay < 1, "in [0, 1)")
         require("exclude_last", 0 <= self.exclude_last < 1, "in [0, 1)")
+        try:
+            re.compile(self.exclude or "")
+        except re.error:
+            require("exclude", False, "a valid regular expression")
 
 
 @register(

@@ -69,7 +69,7 @@ class Shot(Adapter):
         rows = as_rows(logits)
         loss = -mutual_information(rows)
         if self.config.pseudo_weight:
-            labels = centroid_labels(features[0].detach(), rows.detach().softmax(1))
+            labels = centroid_labels(as_rows(features[0].detach()), rows.detach().softmax(1))
             loss = loss + self.config.pseudo_weight * nn.functional.cross_entropy(rows, labels)
         self.descend(loss)
         return self._predict(x) if self.config.score == "after" else logits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from offsupport.core.checkpoints import load_tensors, save_tensors
@@ -34,6 +35,7 @@ class SourceStats:
         )
 
     @staticmethod
+    @torch.inference_mode(False)
     def load(path: Path | str) -> SourceStats:
         """Read what :meth:`save` wrote."""
         tensors, manifest = load_tensors(path)

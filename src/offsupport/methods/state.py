@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,15 @@ class Snapshot:
         named = {f"{part}/{name}": t for part in _PARTS for name, t in getattr(self, part).items()}
         return named | {"generator": self.generator}
 
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Snapshot:
+        """Return a snapshot with ``fn`` applied to every tensor that follows the model's device and type."""
+        # Optimisers keep their step counters where they made them.
+        parts = {
+            part: {name: t if name.endswith("/step") else fn(t) for name, t in getattr(self, part).items()}
+            for part in _PARTS
+        }
+        return Snapshot(**parts, generator=self.generator)
+
     @staticmethod
     def from_flat(tensors: Mapping[str, Tensor]) -> Snapshot:
         """Undo :meth:`flat`."""
@@ -94,7 +103,7 @@ def restore(
             name, _, key = full.rpartition("/")
             optimizer.state[parameters[name]][key] = tensor.clone()
     for name in memory:
-        memory[name] = snapshot.memory[name]
+        memory[name] = snapshot.memory[name].clone()
     generator.set_state(snapshot.generator)
 
 

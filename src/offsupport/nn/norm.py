@@ -50,12 +50,18 @@ class AdaptiveStatistics:
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` by the statistics of the policy."""
         layer: Any = self
-        if layer.running_mean is None or self.policy.statistics == "source":
+        statistics = "batch" if layer.running_mean is None else self.policy.statistics
+        if statistics == "source":
             return self._with(x, training=False)
-        if self.policy.statistics == "batch" and x.numel() > x.shape[1]:
+        if statistics == "blend":
+            mean, var = self._blend(x)
+            return self._with(x, training=False, running_mean=mean, running_var=var)
+        if x.numel() > x.shape[1]:
             return self._with(x, training=True, track_running_stats=False)
-        mean, var = self._blend(x)
-        return self._with(x, training=False, running_mean=mean, running_var=var)
+        # One value per channel is its own mean: torch refuses it, the formula gives the shift, whatever the value is.
+        alone = x.detach()
+        mean = alone.flatten()
+        return self._with(alone, training=False, running_mean=mean, running_var=torch.zeros_like(mean))
 
     def _with(self, x: Tensor, **attributes: Any) -> Tensor:
         """Run the layer's own forward with some attributes replaced for the time of the call."""
@@ -75,9 +81,7 @@ class AdaptiveStatistics:
         layer: Any = self
         axes = [axis for axis in range(x.dim()) if axis != 1]
         var, mean = torch.var_mean(x, axes, correction=0)
-        # One value per channel under ``batch`` has no spread of its own; torch refuses it, the formula does not.
-        prior = self.policy.prior if self.policy.statistics == "blend" else 0.0
-        weight = len(x) / (len(x) + prior)
+        weight = len(x) / (len(x) + self.policy.prior)
         return layer.running_mean.lerp(mean, weight), layer.running_var.lerp(var, weight)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

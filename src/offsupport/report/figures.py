@@ -94,6 +94,7 @@ def intervals(series: Mapping[str, Mapping[str, Interval]], label: str = "error 
                 at + (i + 0.5) * step - 0.4,
                 xerr=bars,
                 linestyle="none",
+                clip_on=False,
                 markersize=5.5,
                 label=_short(name),
                 **style(i),
@@ -102,7 +103,7 @@ def intervals(series: Mapping[str, Mapping[str, Interval]], label: str = "error 
             axes.axhline(i - 0.5, color=_INK, alpha=0.12, linewidth=0.8)
         axes.set_yticks(range(len(groups)), [_short(group) for group in groups])
         axes.set_ylim(max(len(groups), 1) - 0.5, -0.5)
-        axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+        axes.set_xlim(left=min([0.0, *(low for values in series.values() for _, low, _ in values.values())]))
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
         axes.set_xlabel(label)

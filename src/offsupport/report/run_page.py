@@ -27,7 +27,7 @@ def run_page(title: str, about: str, payload: Mapping[str, Any], status: Status)
         payload: Rows and claims as ``reproduce --json`` prints them.
         status: Where the run stands.
     """
-    sections = [*_claims(payload["claims"]), *_result(payload["rows"]), *_along_the_stream(status.done)]
+    sections = [*_claims(payload["claims"]), *_result(payload["rows"], status.done)]
     sections += [*_cost(status.done), *_unfinished(status)]
     return Page(title, f"{about}\n\n{_progress(status)}", sections, data=payload)
 
@@ -45,19 +45,24 @@ def _progress(status: Status) -> str:
     return f"{counts['done']} of {counts['total']} cells have a result; {rest}."
 
 
+def evidence_text(evidence: Mapping[str, Any]) -> str:
+    """Return the evidence of a claim in one line."""
+    return f"{evidence['value']:+.2f} ({evidence['low']:+.2f} to {evidence['high']:+.2f}) {evidence['unit']}"
+
+
 def _claims(claims: Rows) -> list[Section]:
     if not claims:
         return []
-    rows = []
-    for claim in claims:
-        found = claim["evidence"]
-        interval = f"{found['value']:+.1f} ({found['low']:+.1f} to {found['high']:+.1f}) {found['unit']}"
-        verdict = VERDICTS.get(claim["verdict"], Badge("undecided"))
-        rows.append([claim["claim"], verdict, f"{found['quantity']} = {interval}"])
-    return [Section("Claims", tables=[Table(["claim", "verdict", "evidence"], rows, text_columns=3)], notes=[_PAIRED])]
+    rows = [
+        [claim["claim"], VERDICTS.get(claim["verdict"], Badge("undecided")), evidence_text(claim["evidence"])]
+        for claim in claims
+    ]
+    return [
+        Section("Claims", tables=[Table(["claim", "verdict", "difference"], rows, text_columns=3)], notes=[_PAIRED])
+    ]
 
 
-def _result(rows: Rows) -> list[Section]:
+def _result(rows: Rows, records: Sequence[Record]) -> list[Section]:
     if not rows:
         return []
     methods = list(dict.fromkeys(row["method"] for row in rows))
@@ -66,36 +71,28 @@ def _result(rows: Rows) -> list[Section]:
     cells = {(row["method"], row["column"]): row for row in rows}
     unit = f"{rows[0]['metric']} in {rows[0]['unit']}"
     headline = [column for column in columns if column.endswith("/avg")] or columns
-    tables = [_headline(methods, headline, cells, unit)]
+    tables = [_headline([row for row in rows if row["column"] in headline], unit)]
     if len(headline) < len(columns):
         tables.append(_pivot(methods, columns, cells, unit))
     series = {m: {_short(c): _interval(cells[m, c]) for c in columns if (m, c) in cells} for m in methods}
-    drawing = Figure(
-        figures.intervals(series, f"{rows[0]['metric']} ({rows[0]['unit']})"),
-        "Every column with its 95 % interval.",
-        wide=False,
-    )
-    return [Section("What was measured", tables=tables, figures=[drawing])]
+    drawing = figures.intervals(series, f"{rows[0]['metric']} ({rows[0]['unit']})")
+    drawings = [Figure(drawing, "Every column with its 95 % interval."), *_along_the_stream(records)]
+    return [Section("What was measured", tables=tables, figures=drawings)]
 
 
-def _headline(methods: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], Any], unit: str) -> Table:
+def _headline(rows: Rows, unit: str) -> Table:
+    """Measured beside printed; a column that would say the same everywhere, or nothing, becomes part of the caption."""
+    one = len({row["column"] for row in rows}) == 1
+    printed = any(row["paper"] is not None for row in rows)
+    names = ["method", *([] if one else ["column"]), "measured", "95 % interval", *(["paper"] if printed else [])]
     body = []
-    for method in methods:
-        for column in columns:
-            if (method, column) in cells:
-                row = cells[method, column]
-                printed = "" if row["paper"] is None else f"{row['paper']:.1f}"
-                body.append(
-                    [
-                        method,
-                        column,
-                        f"{row['value']:.1f}",
-                        f"{row['low']:.1f} to {row['high']:.1f}",
-                        printed,
-                        f"{row['n']:,}",
-                    ]
-                )
-    return Table(["method", "column", "measured", "95 % interval", "paper", "predictions"], body, unit, text_columns=2)
+    for row in rows:
+        where = [] if one else [row["column"]]
+        paper = ["" if row["paper"] is None else f"{row['paper']:.1f}"] if printed else []
+        interval = f"{row['low']:.1f} to {row['high']:.1f}"
+        body.append([row["method"], *where, f"{row['value']:.1f}", interval, *paper, f"{row['n']:,}"])
+    caption = f"{rows[0]['column']}: {unit}" if one else unit
+    return Table([*names, "predictions"], body, caption, text_columns=1 if one else 2)
 
 
 def _pivot(methods: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], Any], unit: str) -> Table:
@@ -103,8 +100,8 @@ def _pivot(methods: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[
     return Table(["method", *map(_short, columns)], body, f"By column: {unit}")
 
 
-def _along_the_stream(records: Sequence[Record]) -> list[Section]:
-    """Running error per method, averaged over the cells that are equally long for all."""
+def _along_the_stream(records: Sequence[Record]) -> list[Figure]:
+    """Running error per method, averaged over its streams where all of them are equally long."""
     by_method: dict[str, list[list[float]]] = {}
     for record in records:
         if record.cell.kind == "adapt":
@@ -112,14 +109,10 @@ def _along_the_stream(records: Sequence[Record]) -> list[Section]:
     lengths = {len(trace) for traces in by_method.values() for trace in traces}
     if len(lengths) != 1 or lengths == {1}:
         return []
-    series = {
-        method: [
-            100 * v for v in figures.running_mean([sum(batch) / len(batch) for batch in zip(*traces, strict=True)])
-        ]
-        for method, traces in by_method.items()
-    }
-    caption = "Mean error of the batches so far, averaged over the streams of each method."
-    return [Section("Along the stream", figures=[Figure(figures.traces(series), caption)])]
+    means = {m: [sum(batch) / len(batch) for batch in zip(*traces, strict=True)] for m, traces in by_method.items()}
+    series = {method: [100 * value for value in figures.running_mean(mean)] for method, mean in means.items()}
+    caption = "Along the stream: mean error of the batches so far, averaged over the streams of each method."
+    return [Figure(figures.traces(series), caption)]
 
 
 def _cost(records: Sequence[Record]) -> list[Section]:

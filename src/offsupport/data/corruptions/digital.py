@@ -26,9 +26,11 @@ FourChannels = NDArray[np.float32]
 def contrast(images: Images, streams: Streams, factor: float) -> Images:
     """Pull each channel towards its mean over the image."""
     # Sums of integers are exact, so that the mean does not depend on the order of summation.
-    total = images.sum(axis=(1, 2), keepdims=True, dtype=np.int64)
-    mean = total / (images.shape[1] * images.shape[2])
-    return truncate((images - mean) * factor + mean)
+    total = images.sum(axis=1, dtype=np.int64).sum(axis=1)
+    mean = total[:, None, None] / (images.shape[1] * images.shape[2])
+    levels = images * factor
+    levels += mean * (1 - factor)
+    return truncate(levels)
 
 
 @corruption("elastic_transform")
@@ -53,7 +55,7 @@ def elastic_transform(images: Images, streams: Streams, alpha: float, sigma: flo
         across, down = np.moveaxis(alpha * (smooth @ field @ smooth.T), 1, 0)
         grid = np.arange(side, dtype=np.float64)
         levels = sample(levels, grid[:, None] + down, grid + across, border="symmetric")
-    return truncate(levels[..., :3])
+    return truncate(levels)[..., :3]
 
 
 def affine_source(side: int, moves: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -117,7 +119,8 @@ def _neighbours(
     reach = int(max(-floor.min(initial=0), floor.max(initial=0) + 2 - side, 0))
     folded = np.pad(np.arange(side), reach, mode=border)
     before = floor.astype(np.int64) + reach
-    return folded.take(before), folded.take(before + 1), (position - floor).astype(np.float32)[..., None]
+    weight = (position - floor).astype(np.float32)
+    return folded.take(before), folded.take(before + 1), np.repeat(weight[..., None], 4, axis=3)
 
 
 @corruption("pixelate")
@@ -125,7 +128,7 @@ def pixelate(images: Images, streams: Streams, share: float) -> Images:
     """Average down to a ``share`` of the side and back up."""
     side = images.shape[1]
     small = (int(side * share),) * 2
-    out = np.empty_like(images)
+    out = np.empty(images.shape, np.uint8)
     for row, pixels in enumerate(images):
         reduced = Image.fromarray(pixels).resize(small, Image.Resampling.BOX)
         out[row] = np.asarray(reduced.resize((side, side), Image.Resampling.BOX))
@@ -135,7 +138,7 @@ def pixelate(images: Images, streams: Streams, share: float) -> Images:
 @corruption("jpeg_compression")
 def jpeg_compression(images: Images, streams: Streams, quality: int) -> Images:
     """Encode and decode as JPEG."""
-    out = np.empty_like(images)
+    out = np.empty(images.shape, np.uint8)
     for row, pixels in enumerate(images):
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, "JPEG", quality=quality)

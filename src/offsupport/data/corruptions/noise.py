@@ -22,8 +22,9 @@ def gaussian_noise(images: Images, streams: Streams, std: float) -> Images:
 def shot_noise(images: Images, streams: Streams, photons: float) -> Images:
     """Replace each value by a Poisson count, where white is ``photons`` on average."""
     mean = np.arange(256) / 255 * photons
-    counts = streams.poisson("counts", mean[images])
-    return truncate(counts * (255 / photons))
+    counts = streams.poisson("counts", mean.take(images))
+    # No more counts than photons matter: white is white.
+    return truncate(np.arange(photons + 1) * (255 / photons)).take(counts, mode="clip")
 
 
 @corruption("impulse_noise")

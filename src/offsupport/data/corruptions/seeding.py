@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import numpy as np
@@ -31,13 +32,20 @@ class Streams:
     def __init__(self, *key: int | str, index: NDArray[np.int64]) -> None:
         self.key = key
         self.index = index
+        self._rows = slice(None)
+        self._states: dict[str, NDArray[np.uint64]] = {}  # by draw, for the whole index: parts share it
+        self._bits = SFC64(0)
+        self._generator = Generator(self._bits)
+        self._state = self._bits.state
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.index[self._rows])
 
     def part(self, rows: slice) -> Streams:
-        """Return the streams of some of the images."""
-        return Streams(*self.key, index=self.index[rows])
+        """Return the streams of some of the images, counted from the first of all."""
+        part = copy.copy(self)
+        part._rows = rows
+        return part
 
     def normal(self, draw: str, *shape: int) -> NDArray[np.float32]:
         """Return (N, *shape) standard normal numbers."""
@@ -73,13 +81,13 @@ class Streams:
         One generator serves all rows: setting its state costs a fraction of constructing one. SFC64 is numpy's fastest
         generator, and any 192 hashed bits are a good state of it.
         """
-        bits = SFC64(0)
-        generator = Generator(bits)
-        state = bits.state
-        for row, words in enumerate(_states(self.index, *self.key, draw)):
+        if draw not in self._states:
+            self._states[draw] = _states(self.index, *self.key, draw)
+        state = self._state
+        for row, words in enumerate(self._states[draw][self._rows]):
             state["state"]["state"] = words
-            bits.state = state
-            yield row, generator
+            self._bits.state = state
+            yield row, self._generator
 
 
 def _states(index: NDArray[np.int64], *key: int | str) -> NDArray[np.uint64]:

@@ -34,7 +34,7 @@ class Job:
     @property
     def clean(self) -> Dataset:
         """The clean test images, opened once per process."""
-        return _clean(self.name, self.data)
+        return open_clean(self.name, self.data)
 
 
 class Unit(NamedTuple):
@@ -46,7 +46,8 @@ class Unit(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _clean(name: str, data: Path | None) -> Dataset:
+def open_clean(name: str, data: Path | None) -> Dataset:
+    """Open the clean images that ``name`` is made of; kept for the units that follow."""
     return Access(name, data).clean
 
 

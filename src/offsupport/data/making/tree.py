@@ -47,7 +47,7 @@ class TreeLayout(Layout):
     def run(self, job: Job, unit: Unit) -> None:
         """Corrupt the images of one class at one severity into a folder of JPEG files."""
         final = _part(job, unit)
-        half = final.with_name(f"{final.name}.tmp")
+        half = final.with_name(f"{final.name}.{os.getpid()}.tmp")
         half.mkdir(parents=True)
         for row in _rows_of(job, unit.part):
             image = _read(job, row)
@@ -55,7 +55,9 @@ class TreeLayout(Layout):
                 corrupted = corrupt(
                     image[None], unit.corruption, unit.severity, job.seed, index=[row], frost_dir=job.frost_dir
                 )
-                _write_synced(half / Path(_target(_folder(job).files[row])).name, encode_jpeg(corrupted[0]))
+                (half / Path(_target(_folder(job).files[row])).name).write_bytes(encode_jpeg(corrupted[0]))
+        for file in half.iterdir():
+            _sync(file)
         half.rename(final)
 
     def finish(self, job: Job, corruption: str) -> tuple[Files, list[str]]:
@@ -149,8 +151,7 @@ def _sums(corruption: str, severity: int) -> str:
     return f"{CHECKSUMS}/{corruption}-{severity}.sha256"
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
+def _sync(path: Path) -> None:
+    """Flush a file to disk; done for a whole folder after it is written, since the first flush carries the others."""
+    with path.open("rb") as file:
         os.fsync(file.fileno())

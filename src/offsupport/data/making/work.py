@@ -26,7 +26,7 @@ from offsupport.core.progress import progress
 from offsupport.data.cifar import CIFAR10, CIFAR100
 from offsupport.data.corrupted import frost_source
 from offsupport.data.corruptions import ALL, STANDARD
-from offsupport.data.making.job import PARTS, Job, Layout, Unit
+from offsupport.data.making.job import PARTS, Job, Layout, Unit, open_clean
 from offsupport.data.making.npy import NpyLayout
 from offsupport.data.making.pool import worker_pool
 from offsupport.data.making.tree import TreeLayout
@@ -74,6 +74,7 @@ def make(
     if workers < 1:
         raise ConfigError(f"workers is {workers}.", "It must be at least 1.")
     job = Job(name, _path(data), LAYOUTS[name].folder(Path(out)), seed, _path(frost_dir), skip_bad)
+    open_clean.cache_clear()  # the files may have changed since an earlier call
     recipe = _recipe(job)
     with folder_lock(job.folder):
         manifest = _claim(job, recipe)

@@ -1,0 +1,205 @@
+"""What a method costs beside the passes through the network that its mathematics needs.
+
+For each method one network (ResNet-18, CIFAR stem) is run twice: wrapped by ``offsupport.adapt``, and bare, as the
+forward and backward passes alone, written plainly below, with the same ``requires_grad`` flags and the same
+batch-norm statistics. Optimiser, filters, guard, snapshot and collapse monitor are what the ratio shows.
+
+All sides take turns in one process, in an order that rotates from round to round, so that other load on the machine
+falls on all of them alike. ``ratio`` is the ratio of the median times over the rounds, ``ratio_paired`` the median of
+the ratios within a round, ``ratio_min`` the ratio of the fastest calls, and ``ratio_cpu`` the ratio of the medians of
+processor time, which other load disturbs least.
+
+Run: ``python benchmarks/overhead.py [--json] [--width 16] [--batch 128] [--rounds 30] [--threads 1]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import functools
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import offsupport
+from offsupport.core.progress import progress
+from offsupport.methods import Adapter
+from offsupport.nn import resnet18
+
+Passes = Callable[[nn.Module, Tensor], None]
+
+
+def entropy_loss(logits: Tensor) -> Tensor:
+    """Return the mean entropy of the predictions, for a backward pass to start from."""
+    log_p = logits.log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1).mean()
+
+
+@torch.no_grad()
+def forward(net: nn.Module, x: Tensor) -> None:
+    """Run one forward pass."""
+    net(x)
+
+
+def forward_backward(net: nn.Module, x: Tensor) -> None:
+    """Run one forward and one backward pass."""
+    entropy_loss(net(x)).backward()
+    net.zero_grad()
+
+
+def twice(net: nn.Module, x: Tensor) -> None:
+    """Run two forward and two backward passes, as a sharpness-aware step needs."""
+    forward_backward(net, x)
+    forward_backward(net, x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One row of the table: a method, and the passes it cannot do without.
+
+    Args:
+        name: What the row is called.
+        method: What ``adapt`` is given.
+        bare: The passes.
+        options: Hyper-parameters that keep the filters open, so that no step is skipped.
+        source: Whether the method is given source statistics.
+    """
+
+    name: str
+    method: str
+    bare: Passes
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    source: bool = False
+
+
+# A learning rate that leaves the network as it is: every round then does the same work.
+STEP = {"lr": 1e-8}
+OPEN = {**STEP, "margin": 1.1}
+CASES = (
+    Case("source", "source", forward),
+    Case("bn", "bn", forward),
+    Case("tent", "tent", forward_backward, STEP),
+    Case("shot", "shot", forward_backward, STEP),
+    Case("shot, pseudo-labels", "shot", forward_backward, {**STEP, "pseudo_weight": 0.3}),
+    Case("eata, no source", "eata", forward_backward, {**OPEN, "redundancy": 1.1}),
+    Case("eata", "eata", forward_backward, {**OPEN, "redundancy": 1.1}, source=True),
+    Case("sar", "sar", twice, {**OPEN, "reset_below": 0.0}),
+)
+WARM_UP = 2
+EXPECTED: dict[Passes, tuple[int, int]] = {forward: (1, 0), forward_backward: (1, 1), twice: (2, 2)}
+
+
+def bare_network(model: nn.Module, adapted: Adapter) -> nn.Module:
+    """Copy ``model`` with the gradient flags and the batch-norm statistics of ``adapted``."""
+    net = copy.deepcopy(model).eval()
+    for plain, wrapped in zip(net.parameters(), adapted.model.parameters(), strict=True):
+        plain.requires_grad_(wrapped.requires_grad)
+    for layer in net.modules():
+        if isinstance(layer, nn.BatchNorm2d) and adapted.statistics == "batch":
+            layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+    return net
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds of one call, on the wall clock and on the processor."""
+
+    wall: float
+    cpu: float
+
+
+def timed(call: Callable[[], object]) -> Timing:
+    """Time one call."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    call()
+    return Timing(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def measure(width: int, batch: int, rounds: int) -> list[dict[str, Any]]:
+    """Return one row per case."""
+    torch.manual_seed(0)
+    model, data = resnet18(width=width).eval(), [torch.rand(batch, 3, 32, 32) for _ in range(4)]
+    adapted = [make(case, model, data) for case in CASES]
+    bare = [bare_network(model, wrapped) for wrapped in adapted]
+    times: list[list[tuple[Timing, Timing]]] = [[] for _ in CASES]
+    with progress("overhead", rounds + WARM_UP) as advance:
+        for r in range(rounds + WARM_UP):
+            x, turn, first = data[r % len(data)], r % len(CASES), r % 2
+            for i in (*range(turn, len(CASES)), *range(turn)):
+                sides = (functools.partial(adapted[i], x), functools.partial(CASES[i].bare, bare[i], x))
+                pair = {side: timed(sides[side]) for side in (first, 1 - first)}
+                times[i].append((pair[0], pair[1]))
+            advance()
+    for case, wrapped in zip(CASES, adapted, strict=True):
+        check(case, wrapped, rounds + WARM_UP)
+    return [row(case, pairs[WARM_UP:]) for case, pairs in zip(CASES, times, strict=True)]
+
+
+def make(case: Case, model: nn.Module, data: list[Tensor]) -> Adapter:
+    """Wrap the network."""
+    source = offsupport.source_stats(model, data[:1], method=case.method) if case.source else None
+    adapted: Adapter = offsupport.adapt(model, case.method, source=source, **case.options)
+    return adapted
+
+
+def check(case: Case, adapted: Adapter, calls: int) -> None:
+    """Stop when a step was left out: a ratio against passes that were not made says nothing."""
+    made = (adapted.passes["forward"] // calls, adapted.passes["backward"] // calls)
+    if made != EXPECTED[case.bare]:
+        sys.exit(f"{case.name}: {made} forward and backward passes per batch, not {EXPECTED[case.bare]}")
+
+
+def row(case: Case, pairs: list[tuple[Timing, Timing]]) -> dict[str, Any]:
+    """Summarise the (adapted, bare) timings of one case."""
+    ours, bare = [[timing.wall for timing in side] for side in zip(*pairs, strict=True)]
+    ours_cpu, bare_cpu = [statistics.median(timing.cpu for timing in side) for side in zip(*pairs, strict=True)]
+    return {
+        "method": case.name,
+        "seconds": statistics.median(ours),
+        "bare_seconds": statistics.median(bare),
+        "ratio": statistics.median(ours) / statistics.median(bare),
+        "ratio_paired": statistics.median(a / b for a, b in zip(ours, bare, strict=True)),
+        "min_seconds": min(ours),
+        "min_bare_seconds": min(bare),
+        "ratio_min": min(ours) / min(bare),
+        "cpu_seconds": ours_cpu,
+        "bare_cpu_seconds": bare_cpu,
+        "ratio_cpu": ours_cpu / bare_cpu,
+        "passes": dict(zip(("forward", "backward"), EXPECTED[case.bare], strict=True)),
+        "rounds": len(pairs),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--width", type=int, default=16, help="channels of the first stage of the ResNet-18")
+    parser.add_argument("--batch", type=int, default=128, help="images per batch")
+    parser.add_argument("--rounds", type=int, default=30, help="timed calls of every side")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    warnings.simplefilter("ignore")  # that eata without source is ETA, that a random network predicts one class
+    rows = measure(arguments.width, arguments.batch, arguments.rounds)
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return
+    print(f"{'method':<22}{'seconds':>10}{'bare':>10}{'ratio':>8}{'paired':>8}{'fastest':>9}{'cpu':>8}")
+    for r in rows:
+        print(
+            f"{r['method']:<22}{r['seconds']:>10.4f}{r['bare_seconds']:>10.4f}"
+            f"{r['ratio']:>8.3f}{r['ratio_paired']:>8.3f}{r['ratio_min']:>9.3f}{r['ratio_cpu']:>8.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

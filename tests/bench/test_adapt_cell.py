@@ -1,0 +1,109 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from bench_models import tiny
+
+import offsupport
+from offsupport.bench import AdaptConfig, Place
+from offsupport.bench.adapt_cell import prepare_adapt, run_adapt
+from offsupport.bench.correctness import unpack
+from offsupport.core.checkpoints import tensors_sha256
+from offsupport.core.errors import ConfigError, ModelError
+
+SMALL = AdaptConfig(
+    dataset="digits-c", method="bn", corruption="contrast", model="bench_models:tiny", limit=48, batch_size=16
+)
+
+
+@pytest.fixture(autouse=True)
+def keep_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_cell_is_adapt_and_evaluate(tmp_path):
+    outcome = run_adapt(SMALL, Place(tmp_path))
+    stream = offsupport.data.stream("digits-c", corruption="contrast", limit=48, batch_size=16)
+    result = offsupport.evaluate(offsupport.adapt(tiny(), "bn"), stream)
+    found = outcome.deterministic
+    assert found["error"] == result.error
+    assert found["trace"] == result.trace
+    assert found["passes"] == result.passes
+    rows, correct = unpack(found["domains"]["contrast/5"]["images"])
+    order = np.argsort(result.index)
+    assert np.array_equal(rows, result.index[order])
+    assert np.array_equal(correct, result.correct[order])
+    assert outcome.provenance["order_sha256"] == stream.order_hash
+    assert outcome.provenance["data_sha256"] == stream.sha256
+    assert outcome.provenance["weights_sha256"] == tensors_sha256(tiny().state_dict())
+    assert outcome.provenance["limit"] == 48
+
+
+def test_the_same_cell_gives_the_same_bits(tmp_path):
+    config = dataclasses.replace(SMALL, method="tent")
+    first, second = run_adapt(config, Place(tmp_path)), run_adapt(config, Place(tmp_path / "elsewhere"))
+    assert first.deterministic == second.deterministic
+    assert first.provenance == second.provenance
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dataset": "digits", "corruption": None}, {"corruption": "fog"}, {"severity": 1}, {"block": 8},
+        {"method": "tent"}, {"method": "tent", "hyper": {"lr": 0.5}}, {"seed": 1}, {"order": "sorted"},
+        {"batch_size": 32}, {"limit": 40}, {"corruption": ["contrast", "fog"]},
+    ],
+)  # fmt: skip
+def test_every_setting_has_an_effect(change, tmp_path):
+    base, other = (run_adapt(c, Place(tmp_path)) for c in (SMALL, dataclasses.replace(SMALL, **change)))
+    assert (base.deterministic, base.provenance) != (other.deterministic, other.provenance)
+
+
+def test_protocol_decides_on_resets(tmp_path):
+    config = dataclasses.replace(
+        SMALL, method="tent", corruption=["contrast", "fog"], hyper={"lr": 2.0}, limit=64, batch_size=16
+    )
+    found = {
+        protocol: run_adapt(dataclasses.replace(config, protocol=protocol), Place(tmp_path)).deterministic["trace"]
+        for protocol in ("online", "continual", "episodic")
+    }
+    assert found["online"][:4] == found["continual"][:4] != found["episodic"][:4]
+    assert found["online"][4:] != found["continual"][4:]
+    assert found["online"][4] == found["episodic"][4]
+
+
+def test_threads_are_the_cells_own(tmp_path):
+    torch.set_num_threads(2)
+    run_adapt(SMALL, Place(tmp_path))
+    assert torch.get_num_threads() == 1
+
+
+def test_remarks_of_the_method_are_kept(tmp_path):
+    outcome = run_adapt(dataclasses.replace(SMALL, method="eata"), Place(tmp_path))
+    assert any("without source statistics" in remark for remark in outcome.deterministic["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"method": "tnet"}, "Did you mean 'tent'"),
+        ({"hyper": {"lr": 0.1}}, "'lr'"),
+        ({"preset": "cifar11"}, "preset"),
+        ({"corruption": "fogg"}, "Did you mean 'fog'"),
+        ({"dataset": "digitsc"}, "Did you mean 'digits-c'"),
+        ({"model": "digits-smal"}, "Did you mean 'digits-small'"),
+        ({"model": "bench_models:none"}, "bench_models:none"),
+        ({"order": "sorte"}, "Did you mean 'sorted'"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_it_runs(change, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        prepare_adapt([SMALL, dataclasses.replace(SMALL, **change)], Place(tmp_path))
+
+
+def test_a_function_that_returns_no_model_is_said(tmp_path):
+    with pytest.raises(ModelError, match="returned str"):
+        prepare_adapt([dataclasses.replace(SMALL, model="bench_models:not_a_model")], Place(tmp_path))

@@ -1,0 +1,203 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from offsupport.bench import Store
+from offsupport.cli.main import main
+from offsupport.core.files import folder_lock
+
+HELPERS = Path(__file__).parent.parent / "bench"
+GRID = ["--corruptions", "contrast,fog", "--methods", "source,bn", "--model", "bench_models:tiny", "--limit", "48"]
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(HELPERS))
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["offsupport", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def test_run_status_resume_report(call, tmp_path):
+    code, out, _ = call("bench", "run", *GRID, "--out", tmp_path / "run", "--workers", 2, "--json")
+    assert code == 0
+    rows = json.loads(out)["rows"]
+    assert [(row["method"], row["column"]) for row in rows if row["column"].endswith("avg")] == [
+        ("source", "digits-c/avg"), ("bn", "digits-c/avg"),
+    ]  # fmt: skip
+    assert {row["n"] for row in rows} == {48, 96}
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "cells").iterdir()}
+
+    code, out, _ = call("bench", "status", tmp_path / "run", "--json")
+    assert code == 0
+    assert json.loads(out) | {"folder": ""} == {
+        "folder": "", "total": 4, "done": 4, "failed": 0, "missing": 0, "failures": {}, "reasons": {},
+    }  # fmt: skip
+
+    wider = [word.replace("contrast,fog", "contrast,fog,frost") for word in GRID]
+    code, _, err = call("bench", "run", *wider, "--out", tmp_path / "run", "--workers", 1)
+    assert code == 0
+    assert "6 cells: 2 computed, 4 were there already." in err
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "cells").iterdir()}
+    assert before.items() <= after.items()
+
+    (tmp_path / "run" / "report.html").unlink()
+    code, out, _ = call("report", tmp_path / "run")
+    assert code == 0
+    assert "digits-c" in Path(out.strip()).read_text()
+
+
+def test_failed_cells_are_shown_and_counted(call, tmp_path, monkeypatch):
+    """The disk refuses results: every cell fails, nothing is hidden, the exit code says so."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "cells").touch()  # not a folder: no result can be written
+    code, _, err = call("bench", "run", *GRID, "--out", folder, "--workers", 1)
+    assert code == 4
+    assert "4 of 4 cells have no result" in err
+    assert "Traceback" not in err
+    code, out, _ = call("bench", "status", folder, "--json")
+    counts = json.loads(out)
+    assert counts["total"] == counts["done"] + counts["failed"] + counts["missing"] == 4
+    assert counts["failed"] == 4
+
+
+def test_a_second_run_on_one_folder_is_refused(call, tmp_path):
+    with folder_lock(tmp_path):
+        code, _, err = call("bench", "run", *GRID, "--out", tmp_path)
+    assert code == 2
+    assert "Another process is working" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["bench", "status", "nowhere"], 2, "not a run folder"),
+        (["report", "nowhere"], 2, "not a run folder"),
+        (["reproduce", "tabel2"], 2, "Did you mean 'table2'"),
+        (["reproduce", "table2", "--scale", "paper"], 2, "no scale 'paper'"),
+        (["reproduce", "table2", "--runs", "2"], 2, "takes no --runs"),
+        (["bench", "run", "--corruptions", "fogg", "--methods", "bn", "--out", "x"], 2, "Did you mean 'fog'"),
+        (
+            ["bench", "run", "--corruptions", "fog", "--methods", "bn", "--protocol", "onlin", "--out", "x"],
+            2,
+            "protocol",
+        ),
+    ],
+)
+def test_mistakes_get_a_sentence(call, tmp_path, monkeypatch, words, code, said):
+    monkeypatch.chdir(tmp_path)
+    found, out, err = call(*words)
+    assert (found, out) == (code, "")
+    assert said in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_continual_is_one_stream(call, tmp_path):
+    code, out, _ = call("bench", "run", *GRID, "--protocol", "continual", "--out", tmp_path, "--workers", 1, "--json")
+    assert code == 0
+    assert len(Store(tmp_path).grid()) == 2
+    assert {row["column"] for row in json.loads(out)["rows"]} == {"digits-c/contrast", "digits-c/fog", "digits-c/avg"}
+
+
+def test_reproduce_keeps_its_contract(call, tmp_path):
+    _untrained_digits(tmp_path)
+    words = ["reproduce", "table2", "--methods", "source,bn", "--out", tmp_path, "--workers", 1]
+    code, out, _ = call(*words, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert set(found) == {"table", "scale", "rows", "claims"}
+    assert (found["table"], found["scale"]) == ("table2", "smoke")
+    assert len(found["rows"]) == 2 * 16
+    for row in found["rows"]:
+        assert set(row) == {"method", "column", "metric", "unit", "value", "low", "high", "n", "paper"}
+        assert row["method"] in ("source", "bn")
+        assert row["column"].startswith("digits-c/")
+        assert (row["metric"], row["unit"], row["paper"]) == ("error", "percent", None)
+        assert 0 <= row["low"] <= row["value"] <= row["high"] <= 100
+        assert row["n"] == (15 * 599 if row["column"] == "digits-c/avg" else 599)
+    (claim,) = found["claims"]
+    assert set(claim) == {"claim", "verdict", "evidence"}
+    assert claim["verdict"] in ("holds", "does-not-hold", "undecided")
+    assert claim["evidence"]["low"] <= claim["evidence"]["value"] <= claim["evidence"]["high"]
+    assert (tmp_path / "report.html").is_file()
+    code, out, _ = call(*words)
+    assert code == 0
+    assert "bn has a lower average error than source" in out
+
+
+def _untrained_digits(folder: Path) -> None:
+    from offsupport.core.checkpoints import save_tensors
+    from offsupport.training.digits import digits_network
+
+    save_tensors(folder / "models" / "digits-small.safetensors", digits_network().state_dict(), {})
+
+
+@pytest.mark.fault
+def test_killed_at_five_random_moments_the_results_are_the_same(tmp_path):
+    rng = random.Random(0)
+    words = [*GRID, "--batch-size", "16", "--seeds", "6", "--workers", "2"]
+    assert _start(words, tmp_path / "whole").wait() == 0
+    counts = [_killed_after(rng.choice([0, 1, 2]), rng.random(), words, tmp_path / "killed") for _ in range(5)]
+    assert counts == sorted(counts)
+    assert 0 < counts[-1] < 24, "the kills must fall into the middle of the run"
+    assert _start(words, tmp_path / "killed").wait() == 0
+    whole, killed = Store(tmp_path / "whole"), Store(tmp_path / "killed")
+    assert [cell.key for cell in whole.grid()] == [cell.key for cell in killed.grid()]
+    names = [sorted(path.name for path in (store.folder / "cells").iterdir()) for store in (whole, killed)]
+    assert names[0] == names[1]
+    assert len(names[0]) == 24
+    for cell in whole.grid():
+        assert whole.read(cell.key).fingerprint == killed.read(cell.key).fingerprint
+
+
+def _killed_after(more: int, delay: float, words: list[str], out: Path) -> int:
+    """Kill a run with all its workers some moment after so many more cells are there; return how many there are."""
+    before = _count(out)
+    run = _start(words, out)
+    while _count(out) < before + more and run.poll() is None:
+        time.sleep(0.002)
+    time.sleep(delay * (0.3 if more else 5.0))
+    assert run.poll() is None
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    return _count(out)
+
+
+def _count(folder: Path) -> int:
+    return len(list(folder.glob("cells/[!.]*.json")))
+
+
+@pytest.mark.fault
+def test_interrupt_ends_with_130_and_leaves_a_run_that_resumes(tmp_path):
+    words = [*GRID, "--seeds", "4", "--workers", "1"]
+    run = _start(words, tmp_path)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("cells/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.wait(timeout=30) == 130
+    assert _start(words, tmp_path).wait() == 0
+    assert len(list(tmp_path.glob("cells/*.json"))) == 16
+
+
+def _start(words: list[str], out: Path) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join([str(HELPERS), *sys.path])
+    command = [sys.executable, "-m", "offsupport", "bench", "run", *words, "--out", str(out)]
+    quiet = subprocess.DEVNULL
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.Popen(command, env=environment, start_new_session=True, stdout=quiet, stderr=quiet)

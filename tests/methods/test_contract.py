@@ -1,0 +1,208 @@
+"""Every method on every network through the same promises; `offsupport.testing` holds the checks."""
+
+import dataclasses
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from offsupport.methods import METHODS, Adapter, MethodConfig, MethodInfo, StepConfig, register
+from offsupport.methods.source_stats import SourceStats
+from offsupport.nn import affine_parameters
+from offsupport.testing import CHECKS, NETWORKS, Case, check_memory, check_method, contract, refusal
+from offsupport.testing.hyper_checks import check_hyper_parameters
+
+# A method for which source statistics are optional is checked with them and without.
+ROWS = [(name, True) for name in METHODS] + [
+    (name, False) for name in METHODS if METHODS[name].info.source == "optional"
+]
+REFUSED = {
+    ("bn", "group_norm"),
+    ("bn", "layer_norm"),
+    ("bn", "no_norm"),
+    ("tent", "no_norm"),
+    ("eata", "no_norm"),
+    ("sar", "no_norm"),
+}
+CASES = {
+    f"{method}{'' if source else '-without-source'}/{network}": Case(method, factory, {}, source)
+    for method, source in ROWS
+    for network, factory in NETWORKS.items()
+    if (method, network) not in REFUSED and (source or network in ("batch_norm", "group_norm"))
+}
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_promise(case, check):
+    check(case)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_refused_is_refused_when_wrapping_with_a_remedy(method):
+    refused = {network for network, factory in NETWORKS.items() if refusal(Case(method, factory))}
+    assert refused == {network for name, network in REFUSED if name == method}
+
+
+@pytest.mark.parametrize(("method", "source"), ROWS)
+def test_every_hyper_parameter_has_an_effect(method, source):
+    if not source:
+        return  # Without source statistics, what acts on them is idle by design.
+    check_hyper_parameters([case for name, case in CASES.items() if name.startswith(f"{method}/")])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_memory_is_constant(method):
+    check_memory(Case(method, NETWORKS["batch_norm_1d"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_memory_is_constant_over_two_thousand_batches(method):
+    check_memory(Case(method, NETWORKS["batch_norm"]), batches=2000)
+
+
+def test_contract_names_every_check_once():
+    names = [where for where, _ in contract("bn")]
+    assert len(names) == len(set(names)) == 4 * len(CHECKS) + 2
+    assert "bn/one_pixel/reset" in names
+
+
+# The checks themselves are checked: a method that breaks a promise is caught, by the check of that promise ------------
+
+ONE = {"group_norm": NETWORKS["group_norm"]}
+
+
+@pytest.fixture
+def registered():
+    """Register methods for the time of a test."""
+    names = []
+
+    def add(cls, config=StepConfig):
+        info = MethodInfo(
+            name=cls.__name__.lower(), summary="", paper="", adapts="", scored="", norm="any", source="none", single=""
+        )
+        register(info, config)(cls)
+        names.append(info.name)
+        return info.name
+
+    yield add
+    for name in names:
+        del METHODS._items[name]
+
+
+class Careful(Adapter):
+    """Minimises the negative largest probability; keeps every promise."""
+
+    def trainable(self):
+        return affine_parameters(self.model)
+
+    def step(self, x):
+        logits = self.network(x)
+        self.descend(-logits.softmax(1).amax(1).mean())
+        return logits
+
+
+class Forgetful(Careful):
+    """Keeps state that it did not declare."""
+
+    drift = 0.0
+
+    def step(self, x):
+        self.drift += 0.1
+        return super().step(x) + self.drift
+
+
+class Leaky(Careful):
+    """Keeps every batch for ever."""
+
+    def step(self, x):
+        self.__dict__.setdefault("seen", []).append(x.clone())
+        return super().step(x)
+
+
+class Gambler(Careful):
+    """Draws from the global generator."""
+
+    def step(self, x):
+        return super().step(x) * (1 + 0.01 * torch.rand(()))
+
+
+class Reckless(Careful):
+    """Steps past the guard."""
+
+    def step(self, x):
+        logits = self.network(x)
+        grads = torch.autograd.grad(logits.logsumexp(1).mean(), list(self.parameters_adapted.values()))
+        with torch.no_grad():
+            for parameter, gradient in zip(self.parameters_adapted.values(), grads, strict=True):
+                parameter -= 0.01 * gradient
+        return logits
+
+
+class Vandal(Careful):
+    """Changes the model's buffers."""
+
+    def step(self, x):
+        for buffer in self.model.buffers():
+            buffer.add_(1)
+        return super().step(x)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IdleConfig(StepConfig):
+    idle: float = 1.0
+
+
+class Idle(Careful):
+    """Has a hyper-parameter that does nothing."""
+
+    config_class: ClassVar[type[MethodConfig]] = IdleConfig
+
+
+def test_a_method_that_keeps_its_promises_passes(registered):
+    check_method(registered(Careful), ONE)
+
+
+@pytest.mark.parametrize(
+    ("cls", "config", "where", "sentence"),
+    [
+        (Forgetful, StepConfig, "group_norm/reset", "same stream gives other logits"),
+        (Leaky, StepConfig, "memory", "more bytes of tensors"),
+        (Gambler, StepConfig, "group_norm/deterministic", "Two runs"),
+        (Reckless, StepConfig, "group_norm/faults", "not counted"),
+        (Vandal, StepConfig, "batch_norm/keys", "buffers"),
+        (Idle, IdleConfig, "hyper_parameters", "change nothing: idle.$"),
+    ],
+)
+def test_a_broken_promise_is_named(registered, cls, config, where, sentence):
+    network = where.partition("/")[0] if "/" in where else "group_norm"
+    name = registered(cls, config)
+    checks = dict(contract(name, {network: NETWORKS[network]}))
+    with pytest.raises(AssertionError, match=sentence):
+        checks[f"{name}/{where}"]()
+
+
+def test_check_method_says_where_a_promise_is_broken(registered):
+    with pytest.raises(AssertionError, match=r"^forgetful/group_norm/reset: After"):
+        check_method(registered(Forgetful), ONE)
+
+
+def test_refusing_everything_is_no_way_to_pass():
+    with pytest.raises(AssertionError, match="refuses every network"):
+        check_method("bn", ONE)
+
+
+def test_optional_source_statistics_are_used_where_asked_for():
+    assert isinstance(CASES["eata/batch_norm"].wrap().source, SourceStats)
+    assert CASES["eata-without-source/batch_norm"].wrap().source is None
+
+
+def test_networks_are_the_same_each_time_and_not_shared():
+    for factory in NETWORKS.values():
+        first, second = factory(), factory()
+        assert all(
+            torch.equal(a, b) and a is not b for a, b in zip(first.parameters(), second.parameters(), strict=True)
+        )
+        assert isinstance(first, nn.Module)

@@ -1,0 +1,161 @@
+"""Batch norm under a policy, and sharpness-aware perturbation."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from offsupport.nn import adopt_batch_norm
+from offsupport.nn.norm import AdaptiveStatistics
+from offsupport.nn.sam import perturbed
+from offsupport.testing.case import same_bits
+
+
+class FusedBatchNorm(nn.BatchNorm2d):
+    """Batch norm with an activation in its own forward, as in some model zoos."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.slope = 0.1
+
+    def forward(self, x):
+        return F.leaky_relu(super().forward(x), self.slope)
+
+
+def layer(cls=nn.BatchNorm2d, channels=4):
+    torch.manual_seed(0)
+    bn = cls(channels).eval()
+    with torch.no_grad():
+        for tensor in (bn.running_mean, bn.weight, bn.bias):
+            tensor.normal_()
+        bn.running_var.uniform_(0.5, 2)
+    return bn
+
+
+def normalise(bn, x, mean, var):
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    mean, var, weight, bias = (t.view(shape) for t in (mean, var, bn.weight, bn.bias))
+    return (x - mean) / (var + bn.eps).sqrt() * weight + bias
+
+
+SHAPES = {
+    nn.BatchNorm1d: (6, 4),
+    nn.BatchNorm2d: (6, 4, 5, 5),
+    nn.BatchNorm3d: (6, 4, 2, 3, 3),
+    FusedBatchNorm: (6, 4, 5, 5),
+}
+
+
+@pytest.mark.parametrize("cls", SHAPES)
+@pytest.mark.parametrize("training", [True, False])
+def test_the_policy_decides_and_the_flag_does_not(cls, training):
+    bn, x = layer(cls), torch.randn(SHAPES[cls])
+    axes = [0, *range(2, x.dim())]
+    mean, var = x.mean(axes), x.var(axes, correction=0)
+    buffers = {name: value.clone() for name, value in bn.named_buffers()}
+    policy = adopt_batch_norm(bn)
+    policy.prior = 2.0
+    bn.train(training)
+    finish = (lambda z: F.leaky_relu(z, 0.1)) if cls is FusedBatchNorm else (lambda z: z)
+    weight = 6 / 8
+    expected = {
+        "source": normalise(bn, x, bn.running_mean, bn.running_var),
+        "batch": normalise(bn, x, mean, var),
+        "blend": normalise(bn, x, bn.running_mean.lerp(mean, weight), bn.running_var.lerp(var, weight)),
+    }
+    for statistics, z in expected.items():
+        with policy.using(statistics):
+            assert torch.allclose(bn(x), finish(z), atol=1e-5), statistics
+    assert policy.statistics == "source"
+    assert bn.training == training
+    assert all(same_bits(value, buffers[name]) for name, value in bn.named_buffers())
+    assert bn.track_running_stats
+
+
+def test_adopting_keeps_keys_hooks_identity_and_is_one_policy_for_all():
+    net = nn.Sequential(layer(), nn.Sequential(layer(FusedBatchNorm), nn.SyncBatchNorm(4)), nn.GroupNorm(2, 4))
+    keys, first = list(net.state_dict()), net[0]
+    calls = []
+    first.register_forward_hook(lambda *_: calls.append(1))
+    policy = adopt_batch_norm(net)
+    assert list(net.state_dict()) == keys
+    assert net[0] is first
+    assert isinstance(first, nn.BatchNorm2d)
+    assert isinstance(first, AdaptiveStatistics)
+    assert isinstance(net[1][0], FusedBatchNorm)
+    assert policy.layers == 3
+    assert net[0].policy is net[1][0].policy is policy
+    net[0](torch.rand(2, 4, 3, 3))
+    assert calls == [1]
+    again = adopt_batch_norm(net)
+    assert again is not policy
+    assert again.layers == 3
+    assert type(net[0]).__mro__.count(AdaptiveStatistics) == 1
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_copies_of_adopted_layers_are_complete_and_apart(copied):
+    net = nn.Sequential(layer(FusedBatchNorm), layer())
+    policy = adopt_batch_norm(net)
+    policy.prior = 3.0
+    twin = copied(net)
+    assert type(twin[0]) is type(net[0])
+    assert twin[0].policy is twin[1].policy is not policy
+    assert twin[0].policy.prior == 3.0
+    x = torch.randn(5, 4, 3, 3)
+    with policy.using("batch"), twin[0].policy.using("batch"):
+        assert same_bits(net(x), twin(x))
+    with policy.using("batch"):
+        assert not torch.allclose(net(x), twin(x))
+
+
+def test_gradients_of_batch_statistics_flow_through_mean_and_variance():
+    bn = layer(nn.BatchNorm1d).double()
+    policy = adopt_batch_norm(bn)
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    with policy.using("batch"):
+        assert torch.autograd.gradcheck(bn, (x,))
+    one = torch.randn(1, 4, dtype=torch.float64, requires_grad=True)
+    with policy.using("batch"):
+        out = bn(one)
+        assert torch.allclose(out, bn.bias[None])
+        (gradient,) = torch.autograd.grad(out.sum() + bn.weight.sum(), one, allow_unused=True, materialize_grads=True)
+    assert not gradient.any()
+
+
+def test_a_policy_comes_back_after_an_error():
+    policy = adopt_batch_norm(layer())
+    with pytest.raises(RuntimeError), policy.using("batch"):
+        raise RuntimeError
+    assert policy.statistics == "source"
+
+
+def test_layers_without_running_statistics_use_the_batch_always():
+    bn = nn.BatchNorm2d(4, track_running_stats=False).eval()
+    x = torch.randn(6, 4, 3, 3)
+    expected = bn(x)
+    policy = adopt_batch_norm(bn)
+    for statistics in ("source", "batch", "blend"):
+        with policy.using(statistics):
+            assert torch.allclose(bn(x), expected, atol=1e-6)
+            assert bn(torch.randn(1, 4, 1, 1)).isfinite().all()
+
+
+def test_perturbed_moves_by_rho_along_the_gradient_and_back_to_the_same_bits():
+    parameters = [nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(2, 2))]
+    gradients = [torch.randn(3), torch.randn(2, 2)]
+    before = [p.detach().clone() for p in parameters]
+    norm = torch.cat([g.flatten() for g in gradients]).norm()
+    with perturbed(parameters, gradients, rho=0.3):
+        moved = [p.detach() - b for p, b in zip(parameters, before, strict=True)]
+        for step, gradient in zip(moved, gradients, strict=True):
+            assert torch.allclose(step, 0.3 * gradient / norm, atol=1e-6)
+    assert all(same_bits(p, b) for p, b in zip(parameters, before, strict=True))
+    with pytest.raises(RuntimeError), perturbed(parameters, gradients, rho=0.3):
+        raise RuntimeError
+    assert all(same_bits(p, b) for p, b in zip(parameters, before, strict=True))
+    with perturbed(parameters, [torch.zeros_like(p) for p in parameters], rho=0.3):
+        assert all(p.isfinite().all() for p in parameters)

@@ -1,0 +1,127 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from record_maker import make_record
+
+from offsupport.bench.stats import Estimate
+from offsupport.core.errors import ConfigError
+from offsupport.functional import wilson
+from offsupport.paper import TABLES, Options, cells_of, payload
+from offsupport.paper.declare import below
+from offsupport.paper.errors import below_claims, error_rows
+
+TABLE2 = TABLES["table2"]
+
+
+def flags(wrong: int, n: int = 200) -> np.ndarray:
+    return np.arange(n) >= wrong
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(-0.2, -0.1, "holds"), (0.1, 0.2, "does-not-hold"), (-0.1, 0.1, "undecided"), (0, 0, "undecided")],
+)
+def test_a_claim_is_decided_only_when_zero_is_excluded(low, high, verdict):
+    claim = below("a below b", Estimate((low + high) / 2, low, high, 10), "a - b")
+    assert claim.verdict == verdict
+    assert claim.evidence["low"] == 100 * low
+
+
+def test_rows_are_percent_with_wilson_intervals_and_an_average():
+    records = [make_record("bn", "fog", flags(20)), make_record("bn", "snow", flags(40))]
+    rows = {row.column: row for row in error_rows(records, {})}
+    low, high = wilson(20, 200)
+    assert list(rows) == ["cifar10-c/fog", "cifar10-c/snow", "cifar10-c/avg"]
+    assert rows["cifar10-c/fog"].value == pytest.approx(10.0)
+    assert (rows["cifar10-c/fog"].low, rows["cifar10-c/fog"].high) == pytest.approx((100 * low, 100 * high))
+    average = rows["cifar10-c/avg"]
+    assert average.value == pytest.approx(15.0)
+    assert average.low < 15 < average.high
+    assert average.n == 400
+    assert all(row.metric == "error" and row.unit == "percent" for row in rows.values())
+
+
+def test_printed_numbers_stand_only_beside_the_same_data():
+    for dataset, expected in (("cifar10-c", 15.6), ("cifar100-c", 43.7), ("imagenet-c", 67.7), ("digits-c", None)):
+        records = [make_record("bn", name, flags(20), dataset) for name in ("fog", "snow")]
+        rows = {row.column: row.paper for row in TABLE2.rows(records)}
+        assert rows[f"{dataset}/avg"] == expected
+        assert rows[f"{dataset}/fog"] is None
+
+
+def test_an_average_over_fewer_corruptions_is_not_shown():
+    records = [
+        make_record("bn", "fog", flags(1)),
+        make_record("bn", "snow", flags(1)),
+        make_record("tent", "fog", flags(1)),
+    ]
+    assert ("tent", "cifar10-c/avg") not in {(row.method, row.column) for row in error_rows(records, {})}
+
+
+def test_several_seeds_are_averaged():
+    records = [make_record("bn", "fog", flags(20), seed=0), make_record("bn", "fog", flags(40), seed=1)]
+    (row,) = error_rows(records, {})
+    assert row.value == pytest.approx(15.0)
+    assert row.n == 400
+
+
+def test_severities_and_hyper_parameters_are_told_apart():
+    records = [
+        make_record("bn", "fog", flags(20), severity=3),
+        make_record("bn", "fog", flags(40), severity=5),
+        make_record("bn", "fog", flags(60), severity=5, hyper={"prior": 4}),
+    ]
+    rows = {(row.method, row.column): row.value for row in error_rows(records, {})}
+    assert rows["bn", "cifar10-c/fog/3"] == pytest.approx(10.0)
+    assert rows["bn", "cifar10-c/fog/5"] == pytest.approx(20.0)
+    assert rows["bn (prior=4)", "cifar10-c/fog/5"] == pytest.approx(30.0)
+
+
+def test_claims_pair_images():
+    wrong = np.random.default_rng(0).random(400) < 0.3
+    fixed = wrong.copy()
+    fixed[np.flatnonzero(wrong)[:12]] = False
+    records = [make_record("tent", "fog", ~fixed), make_record("bn", "fog", ~wrong)]
+    (claim,) = below_claims(records, [("tent", "bn"), ("shot", "bn")])
+    assert claim.verdict == "holds"
+    assert claim.evidence["value"] == pytest.approx(-3.0)
+    (reverse,) = below_claims(records, [("bn", "tent")])
+    assert reverse.verdict == "does-not-hold"
+
+
+def test_table2_grid():
+    cells = cells_of(TABLE2, "smoke", Options(seeds=2, methods=("bn", "source")))
+    assert len(cells) == len(set(cells)) == 15 * 2 * 2
+    assert {cell.config["method"] for cell in cells} == {"bn", "source"}
+    assert {cell.config["seed"] for cell in cells} == {0, 1}
+    assert len(cells_of(TABLE2, "smoke", Options())) == 15 * 6
+
+
+def test_what_a_table_does_not_have_is_said():
+    with pytest.raises(ConfigError, match="takes no --runs"):
+        cells_of(TABLE2, "smoke", Options(runs=2))
+    with pytest.raises(ConfigError, match=r"no scale 'smok'.*Did you mean 'smoke'"):
+        cells_of(TABLE2, "smok", Options())
+    with pytest.raises(ConfigError, match="Did you mean 'table2'"):
+        TABLES["tabel2"]
+
+
+def test_payload_has_exactly_the_promised_fields():
+    records = [make_record(m, c, flags(20), "digits-c") for m in ("bn", "source") for c in ("fog", "snow")]
+    found = payload(TABLE2, "smoke", records)
+    assert list(found) == ["table", "scale", "rows", "claims"]
+    assert (found["table"], found["scale"]) == ("table2", "smoke")
+    for row in found["rows"]:
+        assert list(row) == ["method", "column", "metric", "unit", "value", "low", "high", "n", "paper"]
+        assert row["low"] <= row["value"] <= row["high"]
+        assert math.isfinite(row["value"])
+    for claim in found["claims"]:
+        assert list(claim) == ["claim", "verdict", "evidence"]
+        assert claim["verdict"] in ("holds", "does-not-hold", "undecided")
+
+
+def test_a_table_can_be_declared_with_any_kind_of_cell():
+    other = dataclasses.replace(TABLE2, name="other", grid=lambda scale, options: [], rows=lambda records: [])
+    assert payload(other, "smoke", [])["rows"] == []

@@ -1,0 +1,60 @@
+import json
+import sys
+from pathlib import Path
+
+from html_check import read
+
+sys.path.append(str(Path(__file__).parent.parent / "paper"))
+from record_maker import make_record
+
+from offsupport.bench.runs import Status
+from offsupport.paper import TABLES, payload
+from offsupport.report.page import render
+from offsupport.report.run_page import run_page
+
+EVIL = "<script>alert(1)</script>"
+
+
+def records(names=("bn", "source")):
+    return [make_record(m, c, [i % 9 > k for i in range(90)]) for k, m in enumerate(names) for c in ("fog", "snow")]
+
+
+def page_of(found: list, status: Status | None = None) -> str:
+    data = payload(TABLES["table2"], "smoke", found)
+    return render(run_page("Table 2", "About it.", data, status or Status(done=found)))
+
+
+def test_page_shows_measured_beside_printed():
+    text = page_of(records())
+    reader = read(text)
+    assert reader.findings == []
+    words = [word.strip() for _, word in reader.texts]
+    for expected in ("15.6", "29.1", "11.1", "holds", "All 4 cells have a result."):
+        assert any(expected in word for word in words), expected
+    turned = read(page_of(records(("source", "bn"))))
+    assert "does not hold" in [word.strip() for _, word in turned.texts]
+
+
+def test_page_embeds_what_reproduce_prints():
+    reader = read(page_of(records()))
+    (embedded,) = [data for inside, data in reader.texts if inside == "script"]
+    assert json.loads(embedded) == json.loads(json.dumps(payload(TABLES["table2"], "smoke", records())))
+
+
+def test_unfinished_cells_are_shown():
+    text = page_of(records(), Status(done=records(), failed={"a": "it broke"}, missing={"b": "not computed yet"}))
+    words = "".join(word for _, word in read(text).texts)
+    assert "4 of 6 cells have a result; 1 failed, 1 are missing." in words
+    assert "it broke" in words
+    assert "not computed yet" in words
+
+
+def test_evil_names_stay_text():
+    found = records((EVIL, "bn"))
+    reader = read(page_of(found, Status(done=found, failed={EVIL: EVIL})))
+    assert reader.findings == []
+    assert len([tag for tag, _ in reader.tags if tag == "script"]) == 1
+
+
+def test_an_empty_run_still_has_a_page():
+    assert read(page_of([], Status(missing={"b": "not computed yet"}))).findings == []

@@ -1,0 +1,70 @@
+"""README and CONTRIBUTING say what is true: their code runs, their tables are the registry's and those of results/."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import offsupport
+from offsupport.methods import METHODS
+from offsupport.nn import resnet18
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def between(name: str) -> list[str]:
+    inside = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", README, re.DOTALL)
+    return inside.group(1).splitlines()
+
+
+def snippets(path: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
+
+
+def test_quick_start_runs_and_adaptation_helps(capsys):
+    exec(snippets("README.md")[0], {})
+    errors = [float(found) for found in re.findall(r"error ([\d.]+) %", capsys.readouterr().out)]
+    source, bn, tent = errors
+    assert source > 50
+    assert bn < source / 2
+    assert tent < source / 2
+
+
+def test_method_table_is_the_registry():
+    rows = [f"| `{i.name}` | {i.adapts} | {i.norm} | {i.source} | {i.scored} |" for i in offsupport.list_methods(True)]
+    assert between("method table")[2:] == rows
+
+
+def test_demo_table_is_the_stored_result():
+    stored = json.loads((ROOT / "results" / "demo.json").read_text())
+    for line, (name, row) in zip(between("demo table")[2:], stored.items(), strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[0] == name
+        assert [float(cell.split()[0]) for cell in cells[1:]] == [round(100 * r["error"], 1) for r in row.values()]
+
+
+def test_files_it_links_to_exist():
+    for target in re.findall(r"\]\(([^)#:]+)\)", README + (ROOT / "CONTRIBUTING.md").read_text()):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_method_of_contributing_works():
+    scope = {}
+    exec(snippets("CONTRIBUTING.md")[0], scope)
+    try:
+        adapted = offsupport.adapt(resnet18(width=4), "sharpen", lr=1e-2)
+        x = torch.rand(32, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        assert not torch.equal(adapted(x), adapted(x))
+        assert adapted.passes == {"forward": 2, "backward": 2}
+    finally:
+        METHODS._items.pop("sharpen")
+
+
+@pytest.mark.parametrize("page", [page.name for page in sorted((ROOT / "docs").glob("*.md"))])
+def test_docs_link_to_files_that_exist(page):
+    text = (ROOT / "docs" / page).read_text()
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / "docs" / target).exists(), target
