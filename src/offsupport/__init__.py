@@ -18,15 +18,17 @@ _PUBLIC = {
     "load_adapted": "offsupport.methods.factory",
     "source_stats": "offsupport.methods.factory",
 }
-_ROOMS = ("bench", "data", "functional", "methods", "nn", "testing")
+_ROOMS = ("bench", "data", "functional", "latent", "methods", "nn", "testing", "theory")
 
 if TYPE_CHECKING:
     from offsupport import bench as bench
     from offsupport import data as data
     from offsupport import functional as functional
+    from offsupport import latent as latent
     from offsupport import methods as methods
     from offsupport import nn as nn
     from offsupport import testing as testing
+    from offsupport import theory as theory
     from offsupport.core.errors import OffsupportError as OffsupportError
     from offsupport.evaluation import evaluate as evaluate
     from offsupport.methods.factory import adapt as adapt

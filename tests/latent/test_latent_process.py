@@ -132,7 +132,7 @@ def test_weight_matrices_are_well_conditioned():
 
 def test_presets_and_bad_options():
     assert preset("paper", "sparse").activation == "relu"
-    assert preset("assumptions", "sparse").d_x == 10
+    assert preset("assumptions", "sparse").d_x == 11
     assert preset("assumptions", "dense", radius=2.0).embedding == "fixed"
     with pytest.raises(ConfigError, match="Did you mean 'paper'"):
         preset("papr")

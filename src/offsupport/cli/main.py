@@ -10,6 +10,7 @@ from offsupport import __version__
 from offsupport.cli import data, reproduce
 from offsupport.cli.bench import bench
 from offsupport.cli.demo import demo
+from offsupport.cli.diagnose import diagnose
 from offsupport.cli.doctor import doctor
 from offsupport.cli.listing import list_
 from offsupport.core.errors import OffsupportError
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command("list")(list_)
 app.command()(doctor)
+app.command()(diagnose)
 app.add_typer(data.app, name="data")
 app.add_typer(bench, name="bench")
 app.command()(reproduce.reproduce)

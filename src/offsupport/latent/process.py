@@ -115,7 +115,7 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {"dense": {"activation": "relu"}, "sparse": {"activation": "relu"}},
     "assumptions": {
         "dense": {"activation": "smooth", "embedding": "fixed"},
-        "sparse": {"activation": "smooth", "d_h": 8},
+        "sparse": {"activation": "smooth", "d_h": 9},
     },
 }
 

@@ -1,0 +1,184 @@
+"""``offsupport diagnose``: is this shift recoverable? The numbers, the verdict and a picture."""
+
+from __future__ import annotations
+
+import json as json_
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from offsupport.cli.output import JSON, emit_json, emit_table, say
+from offsupport.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from offsupport.theory import Diagnosis
+
+DEFAULT_OUT = Path("runs/diagnose")
+
+
+def diagnose(
+    process: str = typer.Option("dense", help="dense: s moves every dimension of x; sparse: only d_s of them."),
+    preset: str = typer.Option(
+        "paper", help="paper (as published), table (our tables), assumptions (the theorem holds)."
+    ),
+    distance: float = typer.Option(12.0, min=0.0, help="Distance of the target's s from the origin."),
+    seed: int = typer.Option(0, help="Which run of the process."),
+    runs: int = typer.Option(1, min=1, help="Diagnose this many runs, from --seed on, and print their ranges."),
+    set_: list[str] = typer.Option([], "--set", help="A field of the process, as name=value; may be repeated."),
+    source: Path | None = typer.Option(None, help="Your own source samples (.npy or .csv), instead of a process."),
+    labels: Path | None = typer.Option(None, help="Their labels."),
+    target: Path | None = typer.Option(None, help="Your own target samples, one per row."),
+    shift: str = typer.Option("auto", help="Kind of shift of your targets, if known: dense or sparse."),
+    out: Path = typer.Option(DEFAULT_OUT, help="Folder for diagnosis.json, diagnosis.png and diagnosis.svg."),
+    json: bool = JSON,
+) -> None:
+    """Say by which theorem a target is recoverable, or which assumption fails by how much, and draw it.
+
+    For a process of the synthetic study, or for your own arrays: an Extrapolator is fitted to them first.
+    """
+    if source is not None or labels is not None or target is not None:
+        if source is None or labels is None or target is None:
+            raise ConfigError("Your own arrays come in three files.", "Give --source, --labels and --target.")
+        shown, data = _of_arrays(source, labels, target, shift)
+    else:
+        changes = dict(_parse(text) for text in set_)
+        shown, data = _of_process(preset, process, changes, distance, range(seed, seed + runs))
+    _save(shown[0], data, out)
+    if json:
+        emit_json(data)
+    elif len(shown) == 1:
+        _tabulate_targets(data)
+        typer.echo(str(shown[0]))
+    else:
+        _summarise(shown)
+    say(f"picture: {out / 'diagnosis.png'}")
+
+
+def _of_process(
+    preset: str, shift: str, changes: dict[str, Any], distance: float, seeds: range
+) -> tuple[list[Diagnosis], dict[str, Any]]:
+    """Diagnose one target of every run."""
+    import torch
+
+    from offsupport.core.progress import progress
+    from offsupport.latent.draws import draw
+    from offsupport.latent.process import preset as named
+    from offsupport.theory import diagnose as examine
+
+    draws = draw(named(preset, shift, **changes), seeds, [distance], dtype=torch.float64)  # type: ignore[arg-type]
+    results = []
+    with progress("diagnose", len(seeds)) as advance:
+        for run in range(len(seeds)):
+            results.append(examine(draws, run=run))
+            advance()
+    if len(results) == 1:
+        return results, results[0].to_dict()
+    return results, {"runs": [result.to_dict() for result in results]}
+
+
+def _of_arrays(source: Path, labels: Path, target: Path, shift: str) -> tuple[list[Diagnosis], dict[str, Any]]:
+    """Fit an Extrapolator, diagnose every target, show the one farthest off the support."""
+    import numpy as np
+
+    from offsupport.cli.arrays import read_array
+    from offsupport.core.progress import progress
+    from offsupport.latent.extrapolator import Extrapolator
+    from offsupport.theory import diagnose as examine
+
+    X, y, x_tgt = (read_array(path) for path in (source, labels, target))
+    x_tgt = np.atleast_2d(x_tgt)
+    if y.dtype.kind == "U" and len(y) == len(X) + 1:
+        y = y[1:]  # a header over words looks like one more of them
+    say(f"fitting an Extrapolator to {len(X)} samples")
+    estimator = Extrapolator(shift=shift).fit(X, y, x_tgt)  # type: ignore[arg-type]
+    predicted = estimator.predict(x_tgt)
+    found = estimator.shift_
+    assert not isinstance(found, list)  # noqa: S101 - told to the type checker
+    estimator.shift = found.shift  # type: ignore[assignment]  # decided on all targets, kept for each
+    results = []
+    with progress("diagnose", len(x_tgt)) as advance:
+        for x in x_tgt:
+            results.append(examine(estimator, x))
+            advance()
+    targets = [
+        {"target": i, "predicted": np.asarray(label).item(), **result.to_dict()}
+        for i, (label, result) in enumerate(zip(predicted, results, strict=True))
+    ]
+    farthest = max(range(len(results)), key=lambda i: results[i].distance)
+    return [results[farthest]], {"shift": str(found), "shown": farthest, "targets": targets}
+
+
+def _save(first: Diagnosis, data: dict[str, Any], out: Path) -> None:
+    """Write the numbers and the picture, each whole or not at all."""
+    from offsupport.core.files import atomic, write_json
+
+    write_json(out / "diagnosis.json", data)
+    figure = first.plot()
+    for kind in ("png", "svg"):
+        with atomic(out / f"diagnosis.{kind}") as file:
+            figure.savefig(file, format=kind, dpi=120)
+
+
+def _tabulate_targets(data: dict[str, Any]) -> None:
+    """Print one row per target, if these are the user's own; the farthest is described in full below."""
+    if "targets" not in data:
+        return
+    columns = ["target", "predicted", "off the support", "Theorem 1", "Theorem 2"]
+    rows = [
+        [
+            str(t["target"]),
+            str(t["predicted"]),
+            f"{t['distance']:.3g}",
+            t["theorem1"]["status"],
+            t["theorem2"]["status"],
+        ]
+        for t in data["targets"]
+    ]
+    emit_table(f"shift {data['shift']}", columns, rows)
+    typer.echo(f"\nTarget {data['shown']}, the farthest:")
+
+
+def _summarise(results: list[Diagnosis]) -> None:
+    """Print the range of every number over the runs, and how often each assumption holds."""
+    rows = [
+        [name, *(f"{value:.4g}" for value in (min(values), statistics.median(values), max(values)))]
+        for name, values in _numbers(results).items()
+    ]
+    emit_table(f"{len(results)} runs", ["number", "lowest", "median", "highest"], rows)
+    counts: dict[str, Counter[str]] = {}
+    for result in results:
+        for verdict in (result.theorem1, result.theorem2):
+            counts.setdefault(verdict.theorem, Counter())[verdict.status] += 1
+            for condition in verdict.conditions:
+                counts.setdefault(f"{verdict.theorem[:9]}: {condition.name}", Counter())[condition.status] += 1
+    states = ("holds", "fails", "unknown")
+    emit_table("", ["assumption", *states], [[name, *(str(c[s]) for s in states)] for name, c in counts.items()])
+
+
+def _numbers(results: list[Diagnosis]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for result in results:
+        row: dict[str, float | None] = {"distance to the support": result.distance}
+        for radius in result.radii:
+            row |= {f"{radius.way} radius (J_u)": radius.radius, f"{radius.way} radius (J_u^s)": radius.radius_s}
+        if result.jacobian is not None:
+            row["mean rank of J"] = result.jacobian.mean_rank
+        if result.dependence is not None:
+            row["margin of dependence"] = result.dependence.margin
+        for name, value in row.items():
+            found.setdefault(name, []).extend([] if value is None else [value])
+    return {name: values for name, values in found.items() if values}
+
+
+def _parse(text: str) -> tuple[str, Any]:
+    """Read ``name=value``; a value is JSON where it can be, else a word."""
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ConfigError(f"--set got {text!r}.", "Write name=value, for example --set radius=9.")
+    try:
+        return name, json_.loads(value)
+    except ValueError:
+        return name, value

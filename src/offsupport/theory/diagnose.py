@@ -1,0 +1,257 @@
+"""The diagnosis: is this shift recoverable, by which theorem, and if not, which assumption fails by how much."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from offsupport.core.errors import InputError
+from offsupport.latent.draws import Draws
+from offsupport.latent.extrapolator import Extrapolator
+from offsupport.theory.conditions import Verdict, theorem1, theorem2
+from offsupport.theory.extrapolated import source_of, view
+from offsupport.theory.measure import Measures, measure
+from offsupport.theory.picture import Picture, draw_latent, draw_manifolds, picture
+from offsupport.theory.radius import Radius
+from offsupport.theory.subject import Fitted, Subject, from_draws, from_estimator
+from offsupport.theory.words import describe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Jacobians:
+    """Jacobian norms and ranks: ``sampled`` values are attained, ``certified`` ones proven for all z."""
+
+    sampled: float
+    sampled_s: float
+    certified: float | None
+    certified_s: float | None
+    lower: float | None
+    min_rank: int
+    mean_rank: float
+    d_z: int
+
+
+@dataclass(frozen=True)
+class Separations:
+    """Distance to the nearest other manifold: found on the boundary, proven there, found over the whole support."""
+
+    boundary: float
+    certified: float | None
+    whole: float
+
+
+@dataclass(frozen=True)
+class Influences:
+    """Influence sets at the target, and the range of their sizes over the source latents and the target."""
+
+    s_at_target: tuple[int, ...]
+    c_at_target: tuple[int, ...]
+    exclusive_at_target: tuple[int, ...]
+    s_size: tuple[int, int]
+    c_size: tuple[int, int]
+    exclusive_size: tuple[int, int]
+    contrast: float
+
+
+@dataclass(frozen=True)
+class Dependences:
+    """Mechanistic dependence: whether no split was found, the smallest margin, and the weakest split there.
+
+    ``margin`` is None where fewer than two dimensions are moved by c alone.
+    """
+
+    connected: bool
+    margin: float | None
+    witness: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything about one target; print it, or `plot` it.
+
+    Attributes:
+        subject: What was diagnosed.
+        known: Whether the generating function is known; otherwise all numbers are those of an estimate.
+        distance: D(s_tgt, S_src); convention: what support and distance mean here; nearby: other distances.
+        jacobian: Norms and ranks; None without a generator, as are the next ones.
+        separation: Of the target's manifold from the others.
+        radii: The distance Theorem 1 allows, three ways.
+        influence: Which dimensions s and c move.
+        dependence: Mechanistic dependence.
+        theorem1: Verdict and conditions for dense shifts; theorem2: for sparse shifts.
+    """
+
+    subject: str
+    known: bool
+    distance: float
+    convention: str
+    nearby: tuple[tuple[str, float], ...]
+    jacobian: Jacobians | None
+    separation: Separations | None
+    radii: tuple[Radius, ...]
+    influence: Influences | None
+    dependence: Dependences | None
+    theorem1: Verdict
+    theorem2: Verdict
+    _picture: Picture
+
+    def __str__(self) -> str:
+        return describe(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers and verdicts as plain JSON values; infinite ratios become None."""
+        values = asdict(self)
+        del values["_picture"]
+        plain: dict[str, Any] = _plain(values)
+        return plain
+
+    def plot(self, ax: Axes | None = None) -> Figure:
+        """Draw support, target, radius and class manifolds.
+
+        Args:
+            ax: Draw only the latent half here; None: a new figure with both halves.
+        """
+        if ax is not None:
+            draw_latent(self._picture, ax)
+            return cast("Figure", ax.figure)
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10.5, 5.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        left, right = figure.subplots(1, 2)
+        draw_latent(self._picture, left)
+        draw_manifolds(self._picture, right)
+        figure.suptitle(
+            f"{self.subject}   Theorem 1: {self.theorem1.status}   Theorem 2: {self.theorem2.status}", fontsize=11
+        )
+        return figure
+
+
+def diagnose(
+    process_or_estimator: Draws | Fitted,
+    x_tgt: Any = None,
+    *,
+    X: Any = None,
+    y: Any = None,
+    run: int = 0,
+    points: int = 1024,
+    seed: int = 0,
+) -> Diagnosis:
+    """Say whether a target is recoverable, with all numbers the two theorems ask for.
+
+    Args:
+        process_or_estimator: Runs of a known process (from `offsupport.latent.draws.draw`), or a fitted estimator.
+        x_tgt: (d_x,) one target; for a process one of its own (default: its first).
+        X: Estimators only: (n, d_x) source samples; an `Extrapolator` remembers its own.
+        y: Estimators only: (n,) labels or numbers.
+        run: Processes only: which run.
+        points: Latents at which Jacobians are taken.
+        seed: Of samples and searches; the same seed gives the same diagnosis.
+    """
+    if isinstance(process_or_estimator, Draws):
+        subject = from_draws(process_or_estimator, x_tgt, run)
+    elif isinstance(process_or_estimator, Fitted):
+        if isinstance(process_or_estimator, Extrapolator) and x_tgt is not None:
+            X, y = source_of(process_or_estimator) if X is None else (X, y)
+            process_or_estimator = view(process_or_estimator, x_tgt)
+        if x_tgt is None or X is None or y is None:
+            raise InputError("An estimator is diagnosed with a target and its source.", "Pass x_tgt, X= and y=.")
+        subject = from_estimator(process_or_estimator, x_tgt, X, y)
+    else:
+        kind = type(process_or_estimator).__name__
+        raise InputError(
+            f"Cannot diagnose a {kind}.", "Pass draw(process, [seed], [distance]) or a fitted estimator with latents()."
+        )
+    m = measure(subject, points, seed)
+    return _report(subject, m)
+
+
+def _report(subject: Subject, m: Measures) -> Diagnosis:
+    return Diagnosis(
+        subject=subject.name,
+        known=subject.draws is not None,
+        distance=m.distance,
+        convention=subject.convention,
+        nearby=subject.nearby,
+        jacobian=_jacobians(subject, m),
+        separation=None
+        if m.separation is None
+        else Separations(m.separation.boundary, m.separation.certified, m.separation.whole),
+        radii=m.radii,
+        influence=_influences(m),
+        dependence=_dependences(m),
+        theorem1=theorem1(subject, m),
+        theorem2=theorem2(subject, m),
+        _picture=picture(subject, m),
+    )
+
+
+def _jacobians(subject: Subject, m: Measures) -> Jacobians | None:
+    if m.rank is None:
+        return None
+    found = next(radius for radius in m.radii if radius.way == "sampled")
+    known = m.constants
+    return Jacobians(
+        sampled=found.J_u,
+        sampled_s=found.J_u_s,
+        certified=None if known is None else known.upper,
+        certified_s=None if known is None else known.upper_s,
+        lower=None if known is None else known.lower,
+        min_rank=int(m.rank.min()),
+        mean_rank=float(m.rank.double().mean()),
+        d_z=subject.z.shape[-1],
+    )
+
+
+def _influences(m: Measures) -> Influences | None:
+    sets = m.influence
+    if sets is None:
+        return None
+    s, c, exclusive = sets.s, sets.c, sets.exclusive
+    return Influences(
+        s_at_target=_indices(s[-1]),
+        c_at_target=_indices(c[-1]),
+        exclusive_at_target=_indices(exclusive[-1]),
+        s_size=_sizes(s),
+        c_size=_sizes(c),
+        exclusive_size=_sizes(exclusive),
+        contrast=float(sets.contrast.mean()),
+    )
+
+
+def _dependences(m: Measures) -> Dependences | None:
+    found = m.dependence
+    if found is None:
+        return None
+    i = int(found.margin.argmin())
+    margin = float(found.margin[i])
+    return Dependences(
+        connected=bool(found.connected().all()),
+        margin=None if math.isinf(margin) else margin,
+        witness=(_indices(found.witness[i]), _indices(found.rows[i] & ~found.witness[i])),
+    )
+
+
+def _indices(mask: Tensor) -> tuple[int, ...]:
+    return tuple(mask.nonzero()[:, 0].tolist())
+
+
+def _sizes(masks: Tensor) -> tuple[int, int]:
+    sizes = masks.sum(-1)
+    return int(sizes.min()), int(sizes.max())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,64 @@
+"""A fitted Extrapolator seen as a generator: decoding undoes encoding, and the diagnosis needs no extra arguments."""
+
+import numpy as np
+import pytest
+import torch
+
+from offsupport.latent.draws import draw
+from offsupport.latent.extrapolator import Extrapolator
+from offsupport.latent.flow_fit import FlowConfig
+from offsupport.latent.process import Process
+from offsupport.theory import diagnose
+from offsupport.theory.extrapolated import source_of, view
+
+
+def run(shift, **options):
+    draws = draw(Process(shift=shift, n_source=300), [0], [18])
+    X, y = draws.x[0].numpy(), draws.y[0].numpy()
+    return Extrapolator(shift=shift, d_c=4, d_s=2, **options).fit(X, y), X, y, draws.x_tgt[0, 0, 0].numpy()
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return run("dense", flow=FlowConfig(starts=1, rounds=1, steps=40, inner_steps=40, polish_steps=80))
+
+
+@pytest.fixture(scope="module")
+def sparse():
+    return run("sparse")
+
+
+def latents(seen, X):
+    return torch.as_tensor(np.hstack(seen.latents(X)), dtype=torch.float64)
+
+
+def test_flow_backwards_is_the_inverse(dense):
+    estimator, X, _, x_tgt = dense
+    seen = view(estimator, x_tgt)
+    back = seen.decode(latents(seen, X))
+    assert back.shape == X.shape
+    gap = (back - estimator.source_.standardise(X)[0]).abs()
+    assert float(gap.median()) < 1e-4
+    assert float(gap.max()) < 0.05  # the flow's kinks are ramps of width 0.01
+
+
+def test_sparse_view_moves_the_planted_columns_and_explains_them_exactly(sparse):
+    estimator, X, _, x_tgt = sparse
+    seen = view(estimator, x_tgt)
+    assert seen.moved.tolist() == [False] * 4 + [True] * 2
+    back = seen.decode(latents(seen, X))
+    x = estimator.source_.standardise(X)[0].double()
+    assert torch.allclose(back[:, 4:], x[:, 4:], atol=1e-4)  # s_hat is what the code leaves unexplained
+    assert float((back - x)[:, :4].square().mean()) < 0.5
+
+
+def test_source_is_remembered_and_diagnosis_needs_only_the_target(dense, sparse):
+    for estimator, X, y, x_tgt in (dense, sparse):
+        remembered, labels = source_of(estimator)
+        assert np.allclose(remembered, X, atol=1e-4)
+        assert np.array_equal(labels, y)
+        found = diagnose(estimator, x_tgt, points=32)
+        assert found.distance > 3
+        assert not found.known
+        assert "holds" not in {c.status for v in (found.theorem1, found.theorem2) for c in v.conditions}
+    assert found.influence.s_size == (2, 2)
