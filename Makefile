@@ -25,4 +25,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache demo
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

@@ -213,3 +213,39 @@ def test_a_model_that_reshapes_before_its_first_convolution_is_taken():
     )
     x = torch.rand(16, 192, generator=torch.Generator().manual_seed(0))
     assert offsupport.adapt(model, "tent")(x).shape == (16, 5)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "remedy"),
+    [
+        (lambda out: {"loss": 0, "logits": out}, r"out\['logits'\]"),
+        (lambda out: (out, None), r"out\[0\]"),
+        (lambda out: type("Output", (), {"logits": out})(), r"out\.logits"),
+    ],
+)
+def test_the_remedy_for_an_object_names_where_the_logits_are(wrap, remedy):
+    class Wrapped(nn.Linear):
+        def forward(self, x):
+            return wrap(super().forward(x))
+
+    with pytest.raises(ModelError, match=remedy):
+        offsupport.adapt(Wrapped(3, 4), "source")(torch.zeros(2, 3))
+
+
+def test_a_single_logit_is_refused_and_the_remedy_works():
+    model = nn.Linear(3, 1)
+    with pytest.raises(ModelError, match=r"torch\.cat\(\[torch\.zeros_like\(out\), out\], 1\)"):
+        offsupport.adapt(model, "source")(torch.zeros(2, 3))
+    two = offsupport.adapt(model, "source", logits=lambda out: torch.cat([torch.zeros_like(out), out], 1))
+    assert two(torch.zeros(2, 3)).shape == (2, 2)
+
+
+def test_source_that_is_no_statistics():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    with pytest.raises(SourceStatsError, match="source is str"):
+        offsupport.adapt(model, "eata", source="stats.safetensors")
+
+
+def test_a_function_is_called_a_function():
+    with pytest.raises(ConfigError, match="a function or None"):
+        offsupport.adapt(nn.Linear(3, 4), "source", logits="logits")

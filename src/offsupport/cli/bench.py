@@ -19,7 +19,7 @@ bench = typer.Typer(no_args_is_help=True, help="Run grids of cells; a rerun comp
 def run(
     out: Annotated[Path, typer.Option(help="Run folder; the same folder again resumes.")],
     dataset: str = typer.Option("digits-c", help="Data set."),
-    corruptions: str = typer.Option(..., help="Names separated by commas, or 'all' for the 15 standard ones."),
+    corruptions: str = typer.Option("", help="Names separated by commas, 'all' for the 15 standard ones; none: clean."),
     methods: str = typer.Option(..., help="Names separated by commas."),
     severity: int = typer.Option(5, min=1, help="Severity of the corruptions."),
     seeds: int = typer.Option(1, min=1, help="Run seeds 0, 1, ... of each cell."),
@@ -44,7 +44,8 @@ def run(
         "order": order, "preset": preset, "batch_size": batch_size, "threads": threads,
     }  # fmt: skip
     in_one_stream = protocol == "continual" and len(names) > 1
-    axes = {"method": _names(methods), "corruption": [names] if in_one_stream else names, "seed": range(seeds)}
+    streams: list[Any] = [names] if in_one_stream else names or [None]
+    axes = {"method": _names(methods), "corruption": streams, "seed": range(seeds)}
     cells = expand(axes, **fixed)
     finish(out, data, cells, {"verb": "bench"}, workers)
     _show(out, as_json)
@@ -69,13 +70,13 @@ def status(
 
 def finish(out: Path, data: Path | None, cells: list[Any], request: dict[str, Any], workers: int) -> None:
     """Compute cells into a run folder; cells without a result at the end are an error with exit code 4."""
-    import os
-
     from offsupport.bench import Place
     from offsupport.bench.runs import require_complete, run_grid
+    from offsupport.core.files import require_folder
+    from offsupport.core.processes import cores
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    summary = run_grid(cells, Place(out, data), request, workers or cores, announce=say)
+    place = Place(require_folder(out), data)
+    summary = run_grid(cells, place, request, workers or cores(), announce=say)
     say(f"{len(cells)} cells: {len(summary.computed)} computed, {len(summary.present)} were there already.")
     require_complete(summary, len(cells), out)
 

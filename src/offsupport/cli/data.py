@@ -23,21 +23,31 @@ def make(
     corruptions: Annotated[str, typer.Option(help="Names with commas between, `standard` (15) or `all` (19).")] = (
         "standard"
     ),
-    workers: Annotated[int, typer.Option(help="Processes, of one thread each.")] = 2,
+    workers: Annotated[int, typer.Option(min=0, help="Processes, of one thread each; 0 for one per core.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the corruptions' random draws.")] = 0,
     frost_dir: Annotated[Path | None, typer.Option(help="Official frost textures; default synthetic ones.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out unreadable images, count them.")] = False,
     as_json: bool = JSON,
 ) -> None:
     """Write a corrupted data set in its official layout; killed and run again, it goes on where it stopped."""
+    from offsupport.core.files import require_folder
+    from offsupport.core.processes import cores
     from offsupport.data.corruptions import ALL, STANDARD
     from offsupport.data.making import LAYOUTS
     from offsupport.data.making import make as make_data
 
+    require_folder(out)
     groups = {"standard": STANDARD, "all": ALL}
     chosen = groups.get(corruptions) or [name.strip() for name in corruptions.split(",")]
     manifest = make_data(
-        name, data, out, corruptions=chosen, workers=workers, seed=seed, frost_dir=frost_dir, skip_bad=skip_bad
+        name,
+        data,
+        out,
+        corruptions=chosen,
+        workers=workers or cores(),
+        seed=seed,
+        frost_dir=frost_dir,
+        skip_bad=skip_bad,
     )
     folder = LAYOUTS[name].folder(out)
     if as_json:

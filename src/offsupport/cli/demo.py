@@ -30,9 +30,11 @@ def demo(
     """Train a small network on digits, shift the digits, and adapt it with every method."""
     import torch
 
+    from offsupport.core.files import require_folder
     from offsupport.core.progress import progress
     from offsupport.training.digits import EPOCHS, digits_model
 
+    require_folder(out)
     # The last bits of a convolution depend on the number of threads; one gives the same numbers on every machine.
     torch.set_num_threads(1)
     say("Training a small network on the digits inside scikit-learn ...")
@@ -41,7 +43,8 @@ def demo(
     results = measure(model, seed)
     write_report(results, out, seed)
     if json:
-        emit_json({c: {m: r.to_dict() for m, r in row.items()} for c, row in results.items()})
+        plain = {name: {m: r.to_dict() for m, r in row.items()} for name, row in results.items()}
+        emit_json({"about": _facts(results, seed), "results": plain})
     else:
         columns = ["digits", *next(iter(results.values()))]
         emit_table(f"Error in %, with its 95 % interval; severity {SEVERITY}", columns, table_rows(results, "\n"))
@@ -83,7 +86,7 @@ def table_rows(results: Results, between: str = " ") -> list[list[str]]:
 
 def _cell(result: Result, between: str) -> str:
     low, high = (f"{100 * bound:.{0 if bound >= 0.1 else 1}f}" for bound in result.ci95)
-    return f"{100 * result.error:.1f}{between}({low}-{high})"
+    return f"{100 * result.error:.1f}{between}{low}-{high}"
 
 
 def write_report(results: Results, out: Path, seed: int) -> None:
@@ -95,12 +98,14 @@ def write_report(results: Results, out: Path, seed: int) -> None:
     methods = list(next(iter(results.values())))
     drawings = {
         "errors": figures.intervals({m: {c: _percent(row[m]) for c, row in results.items()} for m in methods}),
-        "traces": figures.traces({m: [100 * e for e in results["contrast"][m].trace] for m in methods}),
+        "traces": figures.traces(
+            {m: [100 * e for e in results["contrast"][m].trace] for m in methods}, "error of the batch (%)"
+        ),
     }
     for name, drawing in drawings.items():
         write_text(out / f"{name}.svg", drawing)
     table = Table(["digits", *methods], table_rows(results), "Error in %, with its 95 % Wilson interval.")
-    captions = {"errors": "Error of every method, clean and shifted.", "traces": "Error over the stream, contrast."}
+    captions = {"errors": "Error of every method, clean and shifted.", "traces": "Contrast, batch by batch."}
     costs = Table(
         ["method", "seconds", "forward", "backward"],
         [

@@ -51,4 +51,4 @@ def _corruptions() -> Rows:
 def _tables() -> Rows:
     from offsupport.paper import TABLES
 
-    return [{"name": name, "title": TABLES[name].title} for name in TABLES]
+    return [{"name": name, "title": TABLES[name].title, "scales": ", ".join(TABLES[name].scales)} for name in TABLES]

@@ -15,6 +15,9 @@ from offsupport.cli.doctor import doctor
 from offsupport.cli.listing import list_
 from offsupport.core.errors import OffsupportError
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, which typer turns into an exit of its own."""
+
 app = typer.Typer(
     name="offsupport",
     help="Makes a trained model right on samples outside its training support.",
@@ -52,6 +55,10 @@ def main() -> None:
         if error.remedy:
             sys.stderr.write(f"  {error.remedy}\n")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.stderr.write("offsupport: interrupted\n")
-        sys.exit(130)
+    except OSError as error:
+        sys.stderr.write(f"offsupport: {error}\n  Check the path, its permissions and the space left on the disk.\n")
+        sys.exit(2)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            sys.stderr.write("offsupport: interrupted; the same command again goes on from what is done\n")
+        raise

@@ -14,7 +14,7 @@ from offsupport.cli.output import JSON, emit_json, say
 def reproduce(
     table: str = typer.Argument(..., help="table2, ...; see `offsupport list tables`."),
     scale: str = typer.Option(
-        "smoke", help="smoke: seconds, nothing needed; small: two CPU cores; paper: as published."
+        "smoke", help="smoke: needs nothing; small: two CPU cores; paper: as published (see `offsupport list tables`)."
     ),
     runs: int | None = typer.Option(None, min=1, help="Independent data sets, for synthetic tables."),
     seeds: int | None = typer.Option(None, min=1, help="Run seeds 0, 1, ... of each cell."),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from offsupport.core.errors import ConfigError, nearest
 
 C = TypeVar("C")
+_WORDS: dict[Any, str] = {type(None): "None", float: "a number", int: "an integer", str: "text", bool: "true or false"}
+_WORDS |= {Callable: "a function", dict: "a mapping", list: "a list"}
 
 
 def build(cls: type[C], values: Mapping[str, Any], owner: str) -> C:
@@ -72,5 +74,5 @@ def _describe(hint: Any) -> str:
         if typing.get_origin(option) is typing.Literal:
             words += [repr(choice) for choice in typing.get_args(option)]
         else:
-            words.append({type(None): "None", float: "a number", int: "an integer"}.get(option, f"of type {option}"))
+            words.append(_WORDS.get(typing.get_origin(option) or option, f"of type {option}"))
     return " or ".join(words)

@@ -39,6 +39,17 @@ def atomic(path: Path | str) -> Iterator[IO[bytes]]:
         raise
 
 
+def require_folder(path: Path | str) -> Path:
+    """Return the folder ``path``, made if need be; refuse, before any work is done, where nothing can be written."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise FileError(f"Nothing can be written to {path} ({error.strerror}).", "Give another folder.") from error
+
+
 def write_bytes(path: Path | str, data: bytes) -> None:
     """Write ``data`` to ``path``, whole or not at all."""
     with atomic(path) as file:

@@ -12,6 +12,11 @@ from collections.abc import Iterator
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextlib.contextmanager
 def single_thread_children() -> Iterator[None]:
     """Processes started inside find one thread in their environment: numeric libraries read it when they load."""

@@ -78,7 +78,7 @@ class Access:
         if self.entry.needs_root and self.place is None:
             raise DataMissingError(
                 f"No folder was given for {self.name}, which needs {self.entry.layout}.",
-                f"Pass root=..., or set ${ENVIRONMENT}.",
+                f"Pass root=... (--data on the command line), or set ${ENVIRONMENT}.",
             )
 
     @property

@@ -223,7 +223,7 @@ class Adapter(Lifecycle, abc.ABC):
             warnings.warn(
                 f"{self.info.name}: nearly all of the last {self.monitor.window} predictions fall into one class: "
                 f"the adaptation may have collapsed. {advice}",
-                stacklevel=5,
+                stacklevel=6,
             )
         self.memory["fired"] = torch.tensor(float(collapsed))
         if collapsed and self.options.collapse == "reset":

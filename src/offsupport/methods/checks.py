@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -65,11 +66,22 @@ def check_output(out: Any, samples: int) -> Tensor:
     if not isinstance(out, Tensor):
         raise ModelError(
             f"The model returns {type(out).__name__}, not a tensor of logits.",
-            "Say where they are: adapt(..., logits=lambda out: out.logits).",
+            f"Say where they are: adapt(..., logits=lambda out: {_logits_of(out)}).",
         )
     if out.dim() < 2 or len(out) != samples or out.shape[1] == 0:
         raise ModelError(
             f"The model returns shape {tuple(out.shape)} for {samples} samples.",
-            "It must return logits of shape (samples, classes), with at least one class.",
+            "It must return logits of shape (samples, classes), with at least two classes.",
+        )
+    if out.shape[1] == 1:
+        raise ModelError(
+            "The model returns a single logit per sample, and one class is always certain.",
+            "Make it two: adapt(..., logits=lambda out: torch.cat([torch.zeros_like(out), out], 1)).",
         )
     return out
+
+
+def _logits_of(out: Any) -> str:
+    if isinstance(out, Mapping):
+        return f"out[{next((key for key in out if 'logit' in str(key)), next(iter(out), 'logits'))!r}]"
+    return "out[0]" if isinstance(out, (tuple, list)) else "out.logits"

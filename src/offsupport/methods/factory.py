@@ -127,6 +127,11 @@ def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None
                 f'offsupport.adapt(model, "{info.name}", source=stats)',
             )
         return
+    if not isinstance(source, SourceStats):
+        raise SourceStatsError(
+            f"source is {type(source).__name__}, not source statistics.",
+            f'Make them: offsupport.source_stats(model, source_loader, method="{info.name}").',
+        )
     if info.source == "none":
         raise SourceStatsError(f"The method {info.name!r} uses no source statistics.", "Leave source out.")
     source.require(info.name, model_sha256(model))

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offsupport.core.errors import ConfigError, InputError
+
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -32,11 +34,22 @@ class Normalized(nn.Module):
 
     def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
+        values, spread = (torch.as_tensor(given, dtype=torch.float32).flatten() for given in (mean, std))
+        if len(values) != len(spread) or not bool((spread > 0).all()):
+            raise ConfigError(
+                f"Normalized got {len(values)} means and the deviations {spread.tolist()}.",
+                "Give one mean and one positive deviation for each channel.",
+            )
         self.model = model
         # Not part of the state dict: checkpoints of the inner model stay interchangeable.
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("mean", values.view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("std", spread.view(1, -1, 1, 1), persistent=False)
 
     def forward(self, x: Tensor) -> Any:
         """Standardise and run the inner model."""
+        if x.dim() == 4 and x.shape[1] != self.mean.numel() != 1:
+            raise InputError(
+                f"The images have {x.shape[1]} channels, and there are {self.mean.numel()} means.",
+                "Give one mean and one deviation per channel.",
+            )
         return self.model((x - self.mean) / self.std)

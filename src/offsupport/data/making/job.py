@@ -48,7 +48,8 @@ class Unit(NamedTuple):
 @lru_cache(maxsize=1)
 def open_clean(name: str, data: Path | None) -> Dataset:
     """Open the clean images that ``name`` is made of; kept for the units that follow."""
-    return Access(name, data).clean
+    # cifar10-c is made of cifar10: what is missing, if anything, is the clean set.
+    return Access(name.removesuffix("-c"), data).clean
 
 
 class Layout(ABC):

@@ -1,0 +1,53 @@
+"""The command line as a whole: help without torch, wrong folders, Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def offsupport(*words, **options):
+    command = [sys.executable, "-m", "offsupport", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("demo", "--out", "FILE"),
+        ("data", "make", "digits-c", "--out", "FILE"),
+        ("bench", "run", "--methods", "bn", "--out", "FILE/inside"),
+        ("reproduce", "table2", "--out", "FILE"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_refused_before_any_work(words, tmp_path):
+    (tmp_path / "FILE").write_text("in the way")
+    done = offsupport(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Nothing can be written to FILE" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Training" not in done.stderr
+
+
+def test_missing_clean_data_names_the_clean_data(tmp_path):
+    done = offsupport("data", "make", "cifar10-c", "--out", tmp_path, env={**os.environ, "OFFSUPPORT_DATA": ""})
+    assert done.returncode == 3
+    assert "cifar-10-batches-py" in done.stderr
+
+
+def test_ctrl_c_says_so(tmp_path):
+    words = [sys.executable, "-m", "offsupport", "demo", "--out", str(tmp_path)]
+    # A background shell may have told its children to ignore the signal; a person's terminal does not.
+    restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, **restore) as process:
+        line = process.stderr.readline()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(timeout=60) == 130
+    assert "Training" in line
+    assert "interrupted" in rest
+    assert "Traceback" not in rest
