@@ -47,7 +47,9 @@ def demo(
         emit_json({"about": _facts(results, seed), "results": plain})
     else:
         columns = ["digits", *next(iter(results.values()))]
-        emit_table(f"Error in %, with its 95 % interval; severity {SEVERITY}", columns, table_rows(results, "\n"))
+        emit_table(
+            f"Error in %, with its 95 % interval; severity {SEVERITY}", columns, table_rows(results, "{}\n{}-{}")
+        )
     say(f"Report: {out / 'report.html'}")
 
 
@@ -79,14 +81,14 @@ def _source_stats(model: nn.Module) -> SourceStats:
     return offsupport.source_stats(model, stream("digits", split="train", batch_size=BATCH_SIZE), "eata")
 
 
-def table_rows(results: Results, between: str = " ") -> list[list[str]]:
-    """Return one row per kind of digits: its name, then error, ``between`` and interval for each method."""
-    return [[name, *(_cell(result, between) for result in row.values())] for name, row in results.items()]
+def table_rows(results: Results, form: str = "{} ({}-{})") -> list[list[str]]:
+    """Return one row per kind of digits: its name, then error and interval, in this form, for each method."""
+    return [[name, *(_cell(result, form) for result in row.values())] for name, row in results.items()]
 
 
-def _cell(result: Result, between: str) -> str:
-    low, high = (f"{100 * bound:.{0 if bound >= 0.1 else 1}f}" for bound in result.ci95)
-    return f"{100 * result.error:.1f}{between}{low}-{high}"
+def _cell(result: Result, form: str) -> str:
+    bounds = (f"{100 * bound:.{0 if bound >= 0.1 else 1}f}" for bound in result.ci95)
+    return form.format(f"{100 * result.error:.1f}", *bounds)
 
 
 def write_report(results: Results, out: Path, seed: int) -> None:
@@ -118,7 +120,7 @@ def write_report(results: Results, out: Path, seed: int) -> None:
         "Shifted digits",
         "The same network, the same images, one pass; only the method differs. 'source' is the network as trained.",
         tables=[table, costs],
-        figures=[Figure(drawings[name], captions[name], wide=True) for name in drawings],
+        figures=[Figure(drawings[name], captions[name]) for name in drawings],
         notes=["Intervals in one row overlap less than they seem to: all methods saw the same images."],
         facts=_facts(results, seed),
     )
