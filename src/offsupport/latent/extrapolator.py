@@ -91,6 +91,15 @@ class Extrapolator(LatentEstimator):
         full[..., source.columns] = self.sparse_.weigh(x).distrust().double()
         return self._out(full.numpy())
 
+    def latents(self, X: Any) -> tuple[Array, Array]:
+        """Return the estimated invariant and changing variables (c_hat, s_hat) of every sample.
+
+        Sparse shifts: c_hat is a code of the trusted columns, fitted at the first call on the columns that its samples
+        mostly trust, so ask for the targets first; s_hat is, per column, what a distrusted value has beyond the code.
+        Dense shifts: c_hat and s_hat are the flow's latents, the directions that the label moves first.
+        """
+        return super().latents(X)
+
     def confidence(self, X: Any) -> Array:
         """Return how sure the prediction of each sample is: the probability of its class."""
         return np.asarray(self.predict_proba(X).max(-1))
@@ -115,11 +124,17 @@ class Extrapolator(LatentEstimator):
         if all(finding.shift == "dense" for finding in self._findings):
             return self._fit_dense().latents(x, min(self.d_c_, x.shape[-1] - 1))
         assert self.sparse_ is not None  # noqa: S101 - told to the type checker
-        if self.code_ is None:
-            with torch.enable_grad():
-                self.code_ = fit_code(self.source_, self.d_c_, self.d_s_, lambda part: self._rng("code", part))
         mask = self.sparse_.weigh(x).top(1).masks[:, :, 0]
-        return self.code_.encode(x, ~mask), torch.where(mask, x - self.code_.decode(x, ~mask), 0.0)
+        code = self._fit_code(mask)
+        return code.encode(x, ~mask), torch.where(mask, x - code.decode(x, ~mask), 0.0)
+
+    def _fit_code(self, masks: Tensor) -> Code:
+        """Fit the code at its first use, on the columns that the samples at hand mostly trust."""
+        if self.code_ is None:
+            trusted = masks.double().mean(1) < 0.5
+            with torch.enable_grad():
+                self.code_ = fit_code(self.source_, trusted, self.d_c_, self.d_s_, lambda part: self._rng("code", part))
+        return self.code_
 
     def _decide(self, x: Tensor) -> None:
         assert self.sparse_ is not None  # noqa: S101 - told to the type checker
