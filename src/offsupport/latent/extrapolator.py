@@ -17,6 +17,7 @@ from offsupport.latent.dense import DenseModel, fit_dense
 from offsupport.latent.dimension import intrinsic_dimension
 from offsupport.latent.flow_fit import FlowConfig
 from offsupport.latent.inputs import Source
+from offsupport.latent.manifold import fit_manifolds
 from offsupport.latent.masks import typical
 from offsupport.latent.sparse import SparseConfig, SparseModel, fit_sparse
 
@@ -37,7 +38,8 @@ class Extrapolator(LatentEstimator):
     """Predicts on samples outside the source support by finding what in them is invariant.
 
     Sparse shifts: the dimensions that left the source are found and distrusted (`sparse`). Dense shifts: an invertible
-    model of the source is carried beyond its support (`dense`). With ``shift="auto"`` both are fitted, and the targets
+    model of the source is carried beyond its support (`dense`), or, where every class is a thin manifold (finite C, as
+    in Theorem 1), the manifolds' tangent planes are (`manifold`). With ``shift="auto"`` both are fitted, and the targets
     of a run decide: where the source explains all but a few dimensions of most of them the shift is sparse.
     """
 
@@ -71,7 +73,8 @@ class Extrapolator(LatentEstimator):
         if x_tgt is not None and self.shift == "auto":
             self._decide(x_tgt)
             needed = any(finding.shift == "dense" for finding in self._findings)
-        if needed:
+        self.manifolds_, self.thin_ = fit_manifolds(source)
+        if needed and not self.thin_.all():
             self._fit_dense()
 
     @property
@@ -111,12 +114,21 @@ class Extrapolator(LatentEstimator):
         if not dense.any():
             assert self.sparse_ is not None  # noqa: S101 - told to the type checker
             return self.sparse_.output(x)
-        posterior = self._fit_dense().posterior(x)
-        if self.source_.task == "regression":
-            posterior = (posterior * self._fit_dense().values[:, None]).sum(-1)
+        posterior = self._dense_output(x)
         if dense.all() or self.sparse_ is None:
             return posterior
         return torch.where(dense.view(-1, *[1] * (posterior.ndim - 1)), posterior, self.sparse_.output(x))
+
+    def _dense_output(self, x: Tensor) -> Tensor:
+        if self.thin_.all():
+            return self.manifolds_.posterior(x)
+        model = self._fit_dense()
+        posterior = model.posterior(x)
+        if self.source_.task == "regression":
+            return (posterior * model.values[:, None]).sum(-1)
+        if self.thin_.any():
+            posterior = torch.where(self.thin_[:, None, None], self.manifolds_.posterior(x), posterior)
+        return posterior
 
     def _latents(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.shift == "auto":
