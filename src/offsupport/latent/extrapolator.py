@@ -39,8 +39,8 @@ class Extrapolator(LatentEstimator):
 
     Sparse shifts: the dimensions that left the source are found and distrusted (`sparse`). Dense shifts: an invertible
     model of the source is carried beyond its support (`dense`), or, where every class is a thin manifold (finite C, as
-    in Theorem 1), the manifolds' tangent planes are (`manifold`). With ``shift="auto"`` both are fitted, and the targets
-    of a run decide: where the source explains all but a few dimensions of most of them the shift is sparse.
+    in Theorem 1), the manifolds' tangent planes are (`manifold`). With ``shift="auto"`` both halves are fitted, and the
+    targets of a run decide: where the source explains all but a few dimensions of most of them the shift is sparse.
     """
 
     shift: Literal["auto", "dense", "sparse"] = "auto"
@@ -73,7 +73,8 @@ class Extrapolator(LatentEstimator):
         if x_tgt is not None and self.shift == "auto":
             self._decide(x_tgt)
             needed = any(finding.shift == "dense" for finding in self._findings)
-        self.manifolds_, self.thin_ = fit_manifolds(source)
+        if self.shift != "sparse":
+            self.manifolds_, self.thin_ = fit_manifolds(source)
         if needed and not self.thin_.all():
             self._fit_dense()
 

@@ -44,8 +44,8 @@ def plane_distance(members: Tensor, x: Tensor, dimension: int) -> Tensor:
     axes = torch.linalg.svd(near - centre, full_matrices=False)[2][:, :dimension]  # (m, dimension, d)
     gap = x - centre[:, 0]
     along = torch.einsum("mid,md->mi", axes, gap)
-    off: Tensor = gap - torch.einsum("mid,mi->md", axes, along)
-    return off.norm(dim=-1)
+    distance: Tensor = (gap - torch.einsum("mid,mi->md", axes, along)).norm(dim=-1)
+    return distance
 
 
 def class_dimension(source: Source) -> Tensor:
