@@ -159,3 +159,14 @@ def test_scales_past_enumeration():
     pushed[:, :6] += 60
     assert (estimator.distrust(pushed)[:, :6] > 0.9).all()
     assert (estimator.predict(pushed) == y[1400:1440]).mean() > 0.85
+
+
+def test_classes_that_are_manifolds_are_continued_by_their_tangent_planes():
+    draws = draw(
+        Process(embedding="fixed", activation="smooth", n_source=3000), [1_000_000, 1_000_001], [4], n_targets=30
+    )
+    estimator = Extrapolator(shift="dense").fit(draws.x, draws.y)
+    assert estimator.thin_.all()
+    assert (estimator.predict(draws.x_tgt[:, 0]) == draws.y_tgt[:, 0].numpy()).mean() > 0.97
+    thick = draw(Process(n_source=3000), [1_000_000])
+    assert not Extrapolator(shift="dense", flow=QUICK).fit(thick.x, thick.y).thin_.any()

@@ -1,4 +1,8 @@
-"""A low-dimensional code of what is invariant: an auto-encoder that sees some dimensions and explains all of them."""
+"""A low-dimensional code of what is invariant: an auto-encoder of the columns that targets leave in place.
+
+Columns that the targets of a run distrust are left out, so no capacity goes to s; of the others some are hidden at
+random, so that a code can be read from what a single target leaves.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +15,58 @@ from torch import Tensor
 from offsupport.latent.inputs import Source
 from offsupport.latent.networks import Params, adam, batches, init_mlp, mlp
 
-WIDTH, EPOCHS, BATCH, RATE = 64, 60, 256, 4e-3
+WIDTH, BATCH = 64, 128
+STAGES = ((25, 4e-3), (15, 1e-3), (10, 2e-4))  # epochs and step sizes
 
 
 @dataclass(frozen=True)
 class Code:
-    """Encoder and decoder of every run."""
+    """Encoder and decoder of every run, and the (R, 1, d) columns they are about."""
 
     encoder: Params
     decoder: Params
+    trusted: Tensor
 
     def encode(self, x: Tensor, kept: Tensor) -> Tensor:
         """Return c_hat (R, m, d_c) from the kept dimensions of standardised samples."""
-        kept = kept.to(x.dtype)
-        return mlp(self.encoder, torch.cat([x * kept, kept.expand_as(x)], -1))
+        seen = (kept & self.trusted).to(x.dtype)
+        return mlp(self.encoder, torch.cat([x * seen, seen.expand_as(x)], -1))
 
     def decode(self, x: Tensor, kept: Tensor) -> Tensor:
         """Return what the code says about all dimensions, (R, m, d)."""
         return mlp(self.decoder, self.encode(x, kept))
 
 
-def fit_code(source: Source, d_c: int, largest: int, rng: Callable[[str], torch.Generator]) -> Code:
-    """Train the auto-encoder with random dimensions hidden, so that no single one is needed."""
+def fit_code(source: Source, trusted: Tensor, d_c: int, largest: int, rng: Callable[[str], torch.Generator]) -> Code:
+    """Train the auto-encoder.
+
+    Args:
+        source: The source samples.
+        trusted: (R, d) columns the code is about; where a run trusts none, all.
+        d_c: Dimensions of the code.
+        largest: Most dimensions hidden at a time.
+        rng: Gives the generator of a named part.
+    """
     runs, n, d = source.x.shape
+    trusted = (trusted | ~trusted.any(-1, keepdim=True))[:, None]
     code = Code(
         init_mlp([2 * d, WIDTH, WIDTH, d_c], runs, rng("encoder"), source.x.dtype),
         init_mlp([d_c, WIDTH, WIDTH, d], runs, rng("decoder"), source.x.dtype),
+        trusted,
     )
-    hide = rng("hide")
+    hide, order = rng("hide"), rng("order")
 
     def loss(index: Tensor) -> Tensor:
         kept = random_kept(len(index), d, largest, hide)
         x = source.x[:, index]
-        return (code.decode(x, kept) - x).square().mean((1, 2))
+        return ((code.decode(x, kept) - x).square() * trusted).mean((1, 2))
 
-    adam([*code.encoder, *code.decoder], loss, batches(n, BATCH, EPOCHS, rng("order")), RATE)
+    for epochs, rate in STAGES:
+        adam([*code.encoder, *code.decoder], loss, batches(n, BATCH, epochs, order), rate)
     return code
 
 
 def random_kept(count: int, d: int, largest: int, rng: torch.Generator) -> Tensor:
-    """Return (count, d) booleans that hide 0 to ``largest`` dimensions, every size and every set of a size alike."""
-    size = torch.randint(0, largest + 1, (count, 1), generator=rng)
+    """Return (count, d) booleans: half the rows hide nothing, the others 1 to ``largest`` dimensions."""
+    size = torch.randint(1 - largest, largest + 1, (count, 1), generator=rng)
     return torch.rand(count, d, generator=rng).argsort(-1) >= size

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def intrinsic_dimension(x: Tensor, k: int = 10, count: int = 1000) -> Tensor:
+def intrinsic_dimension(x: Tensor, k: int = 10, count: int = 300) -> Tensor:
     """Estimate the intrinsic dimension of (R, n, d) samples, (R,) numbers (Levina and Bickel, 2004; MacKay's average).
 
     Args:

@@ -17,6 +17,7 @@ from offsupport.latent.dense import DenseModel, fit_dense
 from offsupport.latent.dimension import intrinsic_dimension
 from offsupport.latent.flow_fit import FlowConfig
 from offsupport.latent.inputs import Source
+from offsupport.latent.manifold import fit_manifolds
 from offsupport.latent.masks import typical
 from offsupport.latent.sparse import SparseConfig, SparseModel, fit_sparse
 
@@ -37,8 +38,9 @@ class Extrapolator(LatentEstimator):
     """Predicts on samples outside the source support by finding what in them is invariant.
 
     Sparse shifts: the dimensions that left the source are found and distrusted (`sparse`). Dense shifts: an invertible
-    model of the source is carried beyond its support (`dense`). With ``shift="auto"`` both are fitted, and the targets
-    of a run decide: where the source explains all but a few dimensions of most of them the shift is sparse.
+    model of the source is carried beyond its support (`dense`), or, where every class is a thin manifold (finite C, as
+    in Theorem 1), the manifolds' tangent planes are (`manifold`). With ``shift="auto"`` both halves are fitted, and the
+    targets of a run decide: where the source explains all but a few dimensions of most of them the shift is sparse.
     """
 
     shift: Literal["auto", "dense", "sparse"] = "auto"
@@ -71,7 +73,9 @@ class Extrapolator(LatentEstimator):
         if x_tgt is not None and self.shift == "auto":
             self._decide(x_tgt)
             needed = any(finding.shift == "dense" for finding in self._findings)
-        if needed:
+        if self.shift != "sparse":
+            self.manifolds_, self.thin_ = fit_manifolds(source)
+        if needed and not self.thin_.all():
             self._fit_dense()
 
     @property
@@ -91,6 +95,15 @@ class Extrapolator(LatentEstimator):
         full[..., source.columns] = self.sparse_.weigh(x).distrust().double()
         return self._out(full.numpy())
 
+    def latents(self, X: Any) -> tuple[Array, Array]:
+        """Return the estimated invariant and changing variables (c_hat, s_hat) of every sample.
+
+        Sparse shifts: c_hat is a code of the trusted columns, fitted at the first call on the columns that its samples
+        mostly trust, so ask for the targets first; s_hat is, per column, what a distrusted value has beyond the code.
+        Dense shifts: c_hat and s_hat are the flow's latents, the directions that the label moves first.
+        """
+        return super().latents(X)
+
     def confidence(self, X: Any) -> Array:
         """Return how sure the prediction of each sample is: the probability of its class."""
         return np.asarray(self.predict_proba(X).max(-1))
@@ -102,12 +115,21 @@ class Extrapolator(LatentEstimator):
         if not dense.any():
             assert self.sparse_ is not None  # noqa: S101 - told to the type checker
             return self.sparse_.output(x)
-        posterior = self._fit_dense().posterior(x)
-        if self.source_.task == "regression":
-            posterior = (posterior * self._fit_dense().values[:, None]).sum(-1)
+        posterior = self._dense_output(x)
         if dense.all() or self.sparse_ is None:
             return posterior
         return torch.where(dense.view(-1, *[1] * (posterior.ndim - 1)), posterior, self.sparse_.output(x))
+
+    def _dense_output(self, x: Tensor) -> Tensor:
+        if self.thin_.all():
+            return self.manifolds_.posterior(x)
+        model = self._fit_dense()
+        posterior = model.posterior(x)
+        if self.source_.task == "regression":
+            return (posterior * model.values[:, None]).sum(-1)
+        if self.thin_.any():
+            posterior = torch.where(self.thin_[:, None, None], self.manifolds_.posterior(x), posterior)
+        return posterior
 
     def _latents(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.shift == "auto":
@@ -115,11 +137,17 @@ class Extrapolator(LatentEstimator):
         if all(finding.shift == "dense" for finding in self._findings):
             return self._fit_dense().latents(x, min(self.d_c_, x.shape[-1] - 1))
         assert self.sparse_ is not None  # noqa: S101 - told to the type checker
-        if self.code_ is None:
-            with torch.enable_grad():
-                self.code_ = fit_code(self.source_, self.d_c_, self.d_s_, lambda part: self._rng("code", part))
         mask = self.sparse_.weigh(x).top(1).masks[:, :, 0]
-        return self.code_.encode(x, ~mask), torch.where(mask, x - self.code_.decode(x, ~mask), 0.0)
+        code = self._fit_code(mask)
+        return code.encode(x, ~mask), torch.where(mask, x - code.decode(x, ~mask), 0.0)
+
+    def _fit_code(self, masks: Tensor) -> Code:
+        """Fit the code at its first use, on the columns that the samples at hand mostly trust."""
+        if self.code_ is None:
+            trusted = masks.double().mean(1) < 0.5
+            with torch.enable_grad():
+                self.code_ = fit_code(self.source_, trusted, self.d_c_, self.d_s_, lambda part: self._rng("code", part))
+        return self.code_
 
     def _decide(self, x: Tensor) -> None:
         assert self.sparse_ is not None  # noqa: S101 - told to the type checker

@@ -37,7 +37,7 @@ class SparseConfig:
     """Likeliest sets of distrusted dimensions that are averaged over."""
     neighbours: int = 120
     """Source samples of the local regression; at most a quarter of all."""
-    shrink: float = 0.03
+    shrink: float = 0.001
     """Ridge of the local regression, relative to the weight of the neighbours."""
 
 

@@ -1,0 +1,22 @@
+"""The how-to of docs/extrapolate.md runs and shows what the page says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "extrapolate.md"
+
+
+@pytest.mark.slow
+def test_how_to_runs_and_prints_what_the_page_shows(capsys):
+    text = PAGE.read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "load_breast_cancer" in block)
+    names = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    assert names["accuracy"]["Extrapolator"][1] > max(
+        value[1] for name, value in names["accuracy"].items() if name != "Extrapolator"
+    )
+    assert list(names["distrusted"]) == [2, 7, 20]
+    for line in capsys.readouterr().out.splitlines():
+        assert line.split()[0] in text
