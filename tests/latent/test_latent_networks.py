@@ -49,7 +49,7 @@ def test_splitting_a_block_gives_the_same_numbers(method):
     joined = np.concatenate([part.outcome for part in parts])
     assert whole.outcome.shape == (3, 2, 5)
     assert whole.metric == "mse"
-    np.testing.assert_allclose(whole.outcome, joined, rtol=1e-2, atol=1e-4)
+    np.testing.assert_allclose(whole.outcome, joined, rtol=1e-4, atol=1e-5)
 
 
 def test_sigmoid_flow_is_increasing_and_its_log_determinant_is_its_derivative():

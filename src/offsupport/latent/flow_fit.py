@@ -30,7 +30,7 @@ class FlowConfig:
     """Linear layers; kinks stand between them."""
     starts: int = 4
     """Random starts per stage."""
-    rounds: int = 3
+    rounds: int = 6
     """Repetitions of the inner stages."""
     steps: int = 2000
     """Steps of the first stage."""

@@ -68,7 +68,7 @@ def run_block(
     """Score one method on a block of runs; a run's outcome does not depend on the block it is in.
 
     Estimators that do not train on targets are fitted once per run for all distances. Results agree to the last bits
-    between blocks of different size, but for the order of additions in batched matrix products (relative 1e-5 in
+    between blocks of different size, but for the order of additions in batched matrix products (relative 1e-4 in
     single precision, so a prediction on the very boundary may differ).
 
     Args:
