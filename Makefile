@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test test-all lint bench clean
+.PHONY: run test test-all lint clean
 
 run: $(READY)
 	$(BIN)/offsupport demo

@@ -16,7 +16,7 @@ def trained(monkeypatch):
         nn.init.zeros_(model.bias)
         return model
 
-    monkeypatch.setitem(MODELS._items, "toy", BuiltIn(lambda: nn.Linear(2, 2), train))
+    monkeypatch.setitem(MODELS._items, "toy", BuiltIn("toy", lambda: nn.Linear(2, 2), train))
     return count
 
 

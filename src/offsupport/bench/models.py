@@ -23,10 +23,12 @@ class BuiltIn:
     """A model this package can make by itself.
 
     Args:
+        about: One line for people.
         network: Returns the untrained network.
         train: Returns the trained one.
     """
 
+    about: str
     network: Callable[[], nn.Module]
     train: Callable[[], nn.Module]
 
@@ -87,4 +89,6 @@ def _digits_trained() -> nn.Module:
         torch.set_num_threads(threads)
 
 
-MODELS.register("digits-small")(BuiltIn(_digits_network, _digits_trained))
+MODELS.register("digits-small")(
+    BuiltIn("a small residual network, trained on the embedded digits on the spot", _digits_network, _digits_trained)
+)

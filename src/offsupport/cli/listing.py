@@ -16,10 +16,16 @@ LONG = ("summary", "single", "paper")
 
 
 def list_(
-    what: str = typer.Argument("methods", help="methods, datasets, corruptions or tables."), json: bool = JSON
+    what: str = typer.Argument("methods", help="methods, datasets, corruptions, tables or models."), json: bool = JSON
 ) -> None:
-    """List methods, data sets, corruptions or tables."""
-    kinds = {"methods": _methods, "datasets": _datasets, "corruptions": _corruptions, "tables": _tables}
+    """List methods, data sets, corruptions, tables or models."""
+    kinds = {
+        "methods": _methods,
+        "datasets": _datasets,
+        "corruptions": _corruptions,
+        "tables": _tables,
+        "models": _models,
+    }
     if what not in kinds:
         raise ConfigError(f"There is nothing called {what!r} to list.", nearest(what, kinds))
     rows = kinds[what]()
@@ -52,3 +58,9 @@ def _tables() -> Rows:
     from offsupport.paper import TABLES
 
     return [{"name": name, "title": TABLES[name].title, "scales": ", ".join(TABLES[name].scales)} for name in TABLES]
+
+
+def _models() -> Rows:
+    from offsupport.bench.models import MODELS
+
+    return [{"name": name, "about": MODELS[name].about} for name in MODELS]

@@ -1,0 +1,33 @@
+"""What there is to choose from, and whether the installation works."""
+
+import json
+
+import pytest
+
+from offsupport.cli.doctor import examine
+from offsupport.cli.listing import list_
+from offsupport.core.errors import ConfigError
+from offsupport.data import ALL
+from offsupport.methods import METHODS
+from offsupport.paper import TABLES
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [("methods", set(METHODS)), ("corruptions", set(ALL)), ("tables", set(TABLES)), ("models", {"digits-small"})],
+)
+def test_lists_every_name(what, names, capsys):
+    list_(what, json=True)
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)} == names
+    list_(what, json=False)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+
+
+def test_an_unknown_list_names_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'methods'"):
+        list_("method", json=False)
+
+
+def test_doctor_takes_a_step_and_comes_back():
+    assert examine()["adaptation"].startswith("works")
