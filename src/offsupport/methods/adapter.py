@@ -90,6 +90,16 @@ class Adapter(Lifecycle, abc.ABC):
         out = self.model(x)
         return check_output(out if self.options.logits is None else self.options.logits(out), len(x))
 
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the logits of ``x`` without a step: a forward pass that keeps no graph."""
+        return self.network(x)
+
+    @property
+    def source_parameters(self) -> dict[str, Tensor]:
+        """The adapted parameters as they came, by name."""
+        return self._start.parameters
+
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """Return the gradients of ``loss`` by the adapted parameters; where anything is non-finite, reject the step."""
         guard.require_finite_loss(loss)
@@ -157,9 +167,9 @@ class Adapter(Lifecycle, abc.ABC):
         if len(batch) < self.min_batch:
             self.count("small_batch")
             with self.policy.using("source" if self.statistics == "source" else "blend"):
-                logits = self._predict(batch)
+                logits = self.predict(batch)
         else:
-            logits = self._guarded_step(batch) if due else self._predict(batch)
+            logits = self._guarded_step(batch) if due else self.predict(batch)
         logits = self._finite_logits(logits[-len(x) :].detach(), x)
         self._watch(logits)
         return logits
@@ -186,18 +196,14 @@ class Adapter(Lifecycle, abc.ABC):
         except guard.StepRejected as rejected:
             self.restore(before)
             self.count(rejected.event)
-            return self._predict(x)
-
-    @torch.no_grad()
-    def _predict(self, x: Tensor) -> Tensor:
-        return self.network(x)
+            return self.predict(x)
 
     @torch.no_grad()
     def _source_logits(self, x: Tensor) -> Tensor:
         """Predict with the weights and statistics the model came with; uniformly where they give no finite logits."""
         with self.policy.using("source"):
             self.passes["forward"] += 1
-            out = torch.func.functional_call(self.model, self._start.parameters, (x,))
+            out = torch.func.functional_call(self.model, self.source_parameters, (x,))
             logits = check_output(out if self.options.logits is None else self.options.logits(out), len(x)).clone()
         logits[~guard.finite_rows(logits)] = 0.0
         return logits

@@ -114,7 +114,7 @@ class Eata(Adapter):
         if self.source is None:
             return 0.0
         terms = [
-            (self.source.tensors[name].to(p) * (p - self._start.parameters[name]).square()).sum()
+            (self.source.tensors[name].to(p) * (p - self.source_parameters[name]).square()).sum()
             for name, p in self.parameters_adapted.items()
         ]
         return self.config.fisher_weight * torch.stack(terms).sum()

@@ -72,7 +72,7 @@ class Shot(Adapter):
             labels = centroid_labels(as_rows(features[0].detach()), rows.detach().softmax(1))
             loss = loss + self.config.pseudo_weight * nn.functional.cross_entropy(rows, labels)
         self.descend(loss)
-        return self._predict(x) if self.config.score == "after" else logits
+        return self.predict(x) if self.config.score == "after" else logits
 
 
 def centroid_labels(z: Tensor, p: Tensor) -> Tensor:

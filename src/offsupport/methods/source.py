@@ -32,4 +32,4 @@ class Source(Adapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict."""
-        return self._predict(x)
+        return self.predict(x)
