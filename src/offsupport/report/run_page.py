@@ -16,7 +16,7 @@ VERDICTS = {"holds": Badge("holds", "good"), "does-not-hold": Badge("does not ho
 Rows = Sequence[Mapping[str, Any]]
 _AT_DISTANCE = re.compile(r"(dense|sparse)-[\d.]+").fullmatch
 _PAIRED = (
-    "Intervals are 95 %, from a bootstrap over images that pairs the two methods image by image. "
+    "Intervals are 95 %, from a bootstrap over images (over runs, for synthetic data) that pairs the two methods. "
     "A claim is decided only where its interval excludes zero."
 )
 
@@ -83,8 +83,12 @@ def _result(rows: Rows, records: Sequence[Record]) -> list[Section]:
     if len(headline) < len(columns):
         tables.append(_pivot(methods, columns, cells, unit))
     elif all(map(_AT_DISTANCE, columns)):
-        tables.insert(0, _pivot(methods, columns, cells, unit))
-        return [Section("What was measured", tables=tables, figures=_by_distance(rows))]
+        overview = [_pivot(methods, columns, cells, unit)]
+        drawings = _by_distance(rows)
+        return [
+            Section("What was measured", tables=overview, figures=drawings),
+            Section("With intervals", tables=tables),
+        ]
     series = {m: {_short(c): _interval(cells[m, c]) for c in columns if (m, c) in cells} for m in methods}
     drawing = figures.intervals(series, f"{rows[0]['metric']} ({rows[0]['unit']})")
     drawings = [Figure(drawing, "Every column with its 95 % interval."), *_along_the_stream(records)]
@@ -98,9 +102,12 @@ def _by_distance(rows: Rows) -> list[Figure]:
         shift, _, distance = row["column"].partition("-")
         drawings.setdefault(shift, {}).setdefault(row["method"], {})[float(distance)] = _interval(row)
     label = f"{rows[0]['metric']}"
-    mark = (SUPPORT_RADIUS, "edge of the support, and of Theorem 1")
+    mark = (SUPPORT_RADIUS, "edge of the support")
     return [
-        Figure(figures.curves(series, label, "distance of s from the origin", mark), f"{shift} shifts, 95 % intervals.")
+        Figure(
+            figures.curves(series, label, "distance of s from the origin", mark),
+            f"{shift} shifts with 95 % intervals; Theorem 1 ends at the edge.",
+        )
         for shift, series in drawings.items()
     ]
 
