@@ -82,7 +82,7 @@ def test_threads_are_the_cells_own(tmp_path):
 
 
 def test_remarks_of_the_method_are_kept(tmp_path):
-    outcome = run_adapt(dataclasses.replace(SMALL, method="eata"), Place(tmp_path))
+    outcome = run_adapt(dataclasses.replace(SMALL, method="eata", source_images=0), Place(tmp_path))
     assert any("without source statistics" in remark for remark in outcome.deterministic["warnings"])
 
 

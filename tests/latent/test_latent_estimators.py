@@ -170,3 +170,15 @@ def test_classes_that_are_manifolds_are_continued_by_their_tangent_planes():
     assert (estimator.predict(draws.x_tgt[:, 0]) == draws.y_tgt[:, 0].numpy()).mean() > 0.97
     thick = draw(Process(n_source=3000), [1_000_000])
     assert not Extrapolator(shift="dense", flow=QUICK).fit(thick.x, thick.y).thin_.any()
+
+
+@pytest.mark.parametrize("value", [1e20, 1e36, -1e36])
+def test_far_away_targets_never_give_nan(value):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 5))
+    y = (X[:, 0] > 0).astype(int)
+    est = Extrapolator(shift="sparse", d_s=2).fit(X, y)
+    x_tgt = X[:3].copy()
+    x_tgt[0, 4] = value
+    x_tgt[1] = value
+    assert np.isfinite(est.predict_proba(x_tgt)).all()

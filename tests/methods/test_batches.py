@@ -134,11 +134,26 @@ def test_a_batch_larger_than_the_window_is_served_whole():
     assert same_bits(windowed.memory["window"], x[-32:])
 
 
-def test_a_window_smaller_than_min_batch_never_steps_and_says_so():
-    adapted = offsupport.adapt(NETWORKS["batch_norm"](), "tent", window=8)
+def test_a_window_smaller_than_min_batch_is_refused():
+    with pytest.raises(ConfigError, match="window=16 or more"):
+        offsupport.adapt(NETWORKS["batch_norm"](), "tent", window=8)
+    offsupport.adapt(NETWORKS["batch_norm"](), "tent", window=8, min_batch=8)
+    offsupport.adapt(NETWORKS["group_norm"](), "tent", window=8)
+
+
+def test_a_recovery_keeps_the_window():
+    adapted = offsupport.adapt(NETWORKS["group_norm"](), "sar", window=8, reset_below=0.9, margin=2.0, collapse="off")
     run(adapted, stream(20, size=1))
-    assert adapted.events["small_batch"] == 20
-    assert adapted.passes["backward"] == 0
+    assert adapted.events["reset"] > 0
+    assert len(adapted.memory["window"]) == 8
+
+
+def test_an_absurd_image_does_not_stay_in_the_window():
+    adapted = offsupport.adapt(NETWORKS["batch_norm"](), "bn", window=32)
+    run(adapted, stream(1, size=32))
+    run(adapted, [torch.full((1, *stream(1)[0].shape[1:]), 1e30), *stream(3, size=1, seed=5)])
+    assert float(adapted.memory["window"].abs().max()) < 10
+    assert len(adapted.memory["window"]) == 32
 
 
 def test_a_window_starts_anew_when_images_change_their_size():

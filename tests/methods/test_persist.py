@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import offsupport
 from offsupport.core.checkpoints import load_tensors, save_tensors
@@ -214,3 +215,21 @@ def test_eata_without_source_statistics_says_so():
         offsupport.adapt(NETWORKS["batch_norm"](), "eata")
     with quiet():
         assert offsupport.adapt(NETWORKS["batch_norm"](), "eata").source is None
+
+
+def test_the_identity_of_a_model_holds_buffers_that_no_checkpoint_holds(tmp_path):
+    from offsupport.nn import Normalized
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5))
+    offsupport.adapt(Normalized(net, [0.5] * 3, [0.5] * 3), "tent").save(tmp_path / "a.safetensors")
+    with pytest.raises(FileError, match="other weights"):
+        offsupport.adapt(Normalized(net, [0.0] * 3, [2.0] * 3), "tent").load(tmp_path / "a.safetensors")
+
+
+def test_options_that_steer_the_stream_come_back(tmp_path):
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 5), nn.Linear(5, 5))
+    saved = offsupport.adapt(net, "shot", head="2", collapse="reset", window=20, seed=3)
+    saved.save(tmp_path / "a.safetensors")
+    loaded = offsupport.load_adapted(net, tmp_path / "a.safetensors")
+    assert loaded.options == saved.options
+    assert set(loaded.parameters_adapted) == set(saved.parameters_adapted)

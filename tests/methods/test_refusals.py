@@ -249,3 +249,28 @@ def test_source_that_is_no_statistics():
 def test_a_function_is_called_a_function():
     with pytest.raises(ConfigError, match="a function or None"):
         offsupport.adapt(nn.Linear(3, 4), "source", logits="logits")
+
+
+def test_a_model_without_gradients_is_refused_with_a_remedy():
+    class Frozen(nn.Sequential):
+        @torch.no_grad()
+        def forward(self, x):
+            return super().forward(x)
+
+    model = Frozen(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    with pytest.raises(ModelError, match="without gradients"):
+        offsupport.adapt(model, "tent")(torch.rand(16, 3))
+
+
+def test_dropout_switched_on_inside_stays_off():
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))
+    adapted = offsupport.adapt(model, "bn")
+    adapted.model[2].train()
+    x = torch.rand(32, 3)
+    assert torch.equal(adapted(x), adapted(x))
+
+
+@pytest.mark.parametrize("lr", [float("nan"), float("inf")])
+def test_numbers_are_finite(lr):
+    with pytest.raises(ConfigError, match="a number"):
+        offsupport.adapt(nn.BatchNorm1d(3), "tent", lr=lr)

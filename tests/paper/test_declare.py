@@ -24,8 +24,10 @@ def flags(wrong: int, n: int = 200) -> np.ndarray:
     [(-0.2, -0.1, "holds"), (0.1, 0.2, "does-not-hold"), (-0.1, 0.1, "undecided"), (0, 0, "undecided")],
 )
 def test_a_claim_is_decided_only_when_zero_is_excluded(low, high, verdict):
-    claim = below("a below b", Estimate((low + high) / 2, low, high, 10), "a - b")
+    claim = below("a below b", Estimate((low + high) / 2, low, high, 100), "a - b")
     assert claim.verdict == verdict
+    few = below("a below b", Estimate((low + high) / 2, low, high, 10), "a - b")
+    assert few.verdict == "undecided"
     assert claim.evidence["low"] == 100 * low
 
 

@@ -13,8 +13,11 @@ from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
 from offsupport.bench.correctness import pack
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from offsupport.data import Stream
     from offsupport.evaluation import Result
+    from offsupport.methods import Adapter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,8 @@ class AdaptConfig:
     """Images per batch."""
     limit: int | None = None
     """Number of images, drawn at random; None for all."""
+    source_images: int = 2000
+    """For methods that can use source statistics: so many training images at most; 0 for none."""
     threads: int = 1
     """Threads of the computation."""
 
@@ -61,27 +66,42 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
 
     import offsupport
     from offsupport.bench.models import load_model
-    from offsupport.core.checkpoints import tensors_sha256
+    from offsupport.methods.persist import model_sha256
 
     torch.set_num_threads(config.threads)
     model = load_model(config.model, place.folder)
     stream = _stream(config, place)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
-        adapter = offsupport.adapt(model, config.method, preset=config.preset, seed=config.seed, **config.hyper)
+        adapter = _adapter(config, model, place)
         result = offsupport.evaluate(adapter, stream, protocol=config.protocol)
     remarks = list(dict.fromkeys(str(warning.message) for warning in said))
     about = stream.describe()
     provenance = {
-        "weights_sha256": tensors_sha256(model.state_dict()),
+        "weights_sha256": model_sha256(model),
         "data_sha256": about["sha256"],
         "data_source": about["source"],
         "order_sha256": about["order_hash"],
         "images": about["n"],
         "limit": config.limit,
+        "source_images": adapter.source.samples if adapter.source else 0,
     }
     timing = {"seconds": result.seconds, "peak_bytes": result.memory}
     return Outcome({**_measured(result), "warnings": remarks}, provenance, timing)
+
+
+def _adapter(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
+    """Wrap the model; a method that can use source statistics gets them from the training split of the clean data."""
+    from offsupport.data import stream
+    from offsupport.methods.factory import adapt, source_stats
+    from offsupport.methods.registry import METHODS
+
+    stats = None
+    if METHODS[config.method].info.source != "none" and config.source_images:
+        clean = config.dataset.removesuffix("-c")
+        images = stream(clean, place.data, split="train", limit=config.source_images, batch_size=config.batch_size)
+        stats = source_stats(model, images, config.method)
+    return adapt(model, config.method, preset=config.preset, source=stats, seed=config.seed, **config.hyper)
 
 
 def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
@@ -103,8 +123,11 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
         if data not in opened:
             opened.add(data)
             _stream(config, place)
-    for name in dict.fromkeys(config.model for config in configs):
-        load_model(name, place.folder)
+    models = {name: load_model(name, place.folder) for name in dict.fromkeys(config.model for config in configs)}
+    for config in {str((c.model, c.method, c.preset, c.hyper)): c for c in configs}.values():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            _adapter(dataclasses.replace(config, source_images=0), models[config.model], place)
 
 
 def _stream(config: AdaptConfig, place: Place) -> Stream:

@@ -11,7 +11,11 @@ import numpy as np
 from offsupport.bench.correctness import Bools, Rows, unpack
 from offsupport.bench.stats import Estimate, Floats, difference_estimate, mean_estimate
 from offsupport.bench.store import Record
+from offsupport.core.files import canonical_json
 from offsupport.functional import wilson
+
+_COLUMNS = {"method", "hyper", "dataset", "corruption", "severity", "seed"}
+"""Settings that a row or column of a table tells by itself, and the seed, over which it averages."""
 
 
 @dataclass(frozen=True)
@@ -20,13 +24,16 @@ class Part:
 
     record: Record
     domain: str
+    differing: tuple[str, ...] = ()
+    """Settings that are not the same in all results it is laid out with, beside seed, method and data."""
 
     @property
     def method(self) -> str:
-        """The method, with the hyper-parameters that were set for it."""
+        """The method, with the hyper-parameters that were set for it and the settings that tell it from others."""
         config = self.record.cell.config
-        hyper = ", ".join(f"{name}={value}" for name, value in sorted(config["hyper"].items()))
-        return f"{config['method']} ({hyper})" if hyper else str(config["method"])
+        set_up = {**config["hyper"], **{name: config[name] for name in self.differing}}
+        words = ", ".join(f"{name}={value}" for name, value in sorted(set_up.items()))
+        return f"{config['method']} ({words})" if words else str(config["method"])
 
     @property
     def dataset(self) -> str:
@@ -41,8 +48,27 @@ class Part:
 
 def parts_of(records: Iterable[Record]) -> list[Part]:
     """Return every domain of every adaptation result."""
-    adapted = (record for record in records if record.cell.kind == "adapt")
-    return [Part(record, domain) for record in adapted for domain in record.deterministic["domains"]]
+    adapted = [record for record in records if record.cell.kind == "adapt"]
+    names = adapted[0].cell.config if adapted else {}
+    differing = tuple(
+        name
+        for name in sorted(set(names) - _COLUMNS)
+        if len({canonical_json(record.cell.config.get(name)) for record in adapted}) > 1
+    )
+    return [Part(record, domain, differing) for record in adapted for domain in record.deterministic["domains"]]
+
+
+def mixed_weights(records: Iterable[Record]) -> list[str]:
+    """Return a sentence for every model whose results were computed with more than one set of weights."""
+    weights: dict[str, set[str]] = {}
+    for record in records:
+        if record.cell.kind == "adapt":
+            weights.setdefault(record.cell.config["model"], set()).add(record.provenance["weights_sha256"])
+    return [
+        f"The results of {model} were computed with {len(found)} different sets of weights and should not be compared."
+        for model, found in weights.items()
+        if len(found) > 1
+    ]
 
 
 def estimate(parts: Sequence[Part]) -> Estimate:

@@ -31,6 +31,7 @@ def run(
     order: str = typer.Option("iid", help="Order of the stream: iid, sorted or dirichlet."),
     preset: str | None = typer.Option(None, help="Published hyper-parameters: cifar10, cifar100 or imagenet."),
     batch_size: int = typer.Option(128, min=1, help="Images per batch."),
+    source_images: int = typer.Option(2000, min=0, help="Training images for methods that use source statistics."),
     threads: int = typer.Option(1, min=1, help="Threads per cell; part of what a result depends on."),
     workers: int = typer.Option(0, min=0, help="Processes; 0 for one per core."),
     as_json: bool = JSON,
@@ -42,6 +43,7 @@ def run(
     fixed: dict[str, Any] = {
         "dataset": dataset, "severity": severity, "protocol": protocol, "model": model, "limit": limit, "block": block,
         "order": order, "preset": preset, "batch_size": batch_size, "threads": threads,
+        "source_images": source_images,
     }  # fmt: skip
     in_one_stream = protocol == "continual" and len(names) > 1
     streams: list[Any] = [names] if in_one_stream else names or [None]
@@ -71,13 +73,17 @@ def status(
 def finish(out: Path, data: Path | None, cells: list[Any], request: dict[str, Any], workers: int) -> None:
     """Compute cells into a run folder; cells without a result at the end are an error with exit code 4."""
     from offsupport.bench import Place
+    from offsupport.bench.results import mixed_weights
     from offsupport.bench.runs import require_complete, run_grid
+    from offsupport.bench.runs import status as status_of
     from offsupport.core.files import require_folder
     from offsupport.core.processes import cores
 
     place = Place(require_folder(out), data)
     summary = run_grid(cells, place, request, workers or cores(), announce=say)
     say(f"{len(cells)} cells: {len(summary.computed)} computed, {len(summary.present)} were there already.")
+    for warning in mixed_weights(status_of(out).done):
+        say(warning)
     require_complete(summary, len(cells), out)
 
 

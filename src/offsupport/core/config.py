@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -11,7 +12,13 @@ from typing import Any, TypeVar
 from offsupport.core.errors import ConfigError, nearest
 
 C = TypeVar("C")
-_WORDS: dict[Any, str] = {type(None): "None", float: "a number", int: "an integer", str: "text", bool: "true or false"}
+_WORDS: dict[Any, str] = {
+    type(None): "None",
+    float: "a number",
+    int: "an integer",
+    str: "text",
+    bool: "true or false",
+}
 _WORDS |= {Callable: "a function", dict: "a mapping", list: "a list"}
 
 
@@ -51,7 +58,7 @@ def _fits(value: Any, hint: Any) -> bool:
             if value in typing.get_args(option):
                 return True
         elif option is float:
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
                 return True
         elif option is int:
             if isinstance(value, int) and not isinstance(value, bool):

@@ -80,7 +80,7 @@ def fit_flow(x: Tensor, labels: Tensor, config: FlowConfig, rng: Callable[[str],
     train(problem, flat, starts, config.steps, 0, config, rng("first"))
     best, best_nll = _best(problem, flat, starts)
     for step in range(config.rounds):
-        trial = best
+        trial, nll = best, best_nll
         for kept in range(1, config.layers - 1):
             name = f"{step}-{kept}"
             flat = trial.repeat_interleave(starts, 0)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from offsupport.core.errors import ConfigError, InputError
 
+FARTHEST = 1e6
 Task = Literal["auto", "classification", "regression"]
 
 
@@ -64,7 +65,8 @@ class Source:
         x = x if self.batched else x[None]
         if len(x) != len(self.x):
             raise InputError(f"There are {len(x)} runs to predict and {len(self.x)} fitted ones.", "Pass as many.")
-        return (x[..., self.columns] - self.mean) / self.scale
+        # Beyond a million deviations nothing changes but the exponent, which single precision would overflow.
+        return ((x[..., self.columns] - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
 
 
 def check_source(X: Any, y: Any, task: Task = "auto", dtype: torch.dtype = torch.float32) -> Source:

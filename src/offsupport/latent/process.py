@@ -82,6 +82,8 @@ class Process:
                 "condition, s_sd, radius or noise is out of range.",
                 "condition is at least 1, s_sd and radius are positive, noise is not negative.",
             )
+        if not 0 < self.slope <= 1:
+            raise ConfigError(f"slope is {self.slope}.", "It must be above 0 and at most 1.")
         if self.shift == "sparse" and not self.d_s <= self.hidden:
             raise ConfigError(
                 f"d_h is {self.hidden}, fewer than the {self.d_s} dimensions s is added to.", "Raise d_h."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import dataclasses
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, final
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from offsupport.core.errors import InputError, ModelError, SourceStatsError
+from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError
 from offsupport.methods import guard, state
 from offsupport.methods.checks import check_input, check_model, check_output
 from offsupport.methods.config import BatchConfig, MethodConfig, MethodInfo, Options, StepConfig
@@ -103,6 +104,11 @@ class Adapter(Lifecycle, abc.ABC):
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """Return the gradients of ``loss`` by the adapted parameters; where anything is non-finite, reject the step."""
         guard.require_finite_loss(loss)
+        if not loss.requires_grad:
+            raise ModelError(
+                "The model computes its logits without gradients, so no step can be taken.",
+                "Remove torch.no_grad() or detach() from its forward, or use 'bn' or 'source'.",
+            )
         self.passes["backward"] += 1
         parameters = list(self.parameters_adapted.values())
         found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
@@ -130,7 +136,9 @@ class Adapter(Lifecycle, abc.ABC):
 
     def recover(self) -> None:
         """Put parameters, optimiser and memory back to the start, as an intervention of the guard that is counted."""
-        self.restore(self._start)
+        # The window of past images and the random generator go on: they know nothing of what went wrong.
+        memory = self._start.memory | {name: self.memory[name] for name in ("window", "fresh")}
+        self.restore(dataclasses.replace(self._start, memory=memory, generator=self.generator.get_state()))
         self.count("reset")
 
     # The ritual ------------------------------------------------------------------------------------------------------
@@ -139,7 +147,7 @@ class Adapter(Lifecycle, abc.ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Adapt to ``x`` and return its logits; also inside ``torch.no_grad()`` and ``torch.inference_mode()``."""
         check_input(x, self.model)
-        if self.model.training:
+        if any(module.training for module in self.model.modules()):
             self.model.eval()
         with torch.inference_mode(False), torch.enable_grad(), self.policy.using(self.statistics):
             x = x.clone() if x.is_inference() else x.detach()
@@ -185,7 +193,7 @@ class Adapter(Lifecycle, abc.ABC):
         batch = torch.cat([past, x])[-max(size, len(x)) :] if fits else x
         fresh = self.memory["fresh"] + len(x)
         due = bool(fresh >= size)
-        self.memory["window"] = batch[-size:].clone()
+        self.memory["window"] = batch[guard.plausible_rows(batch)][-size:].clone()
         self.memory["fresh"] = torch.zeros(()) if due else fresh
         return batch, due
 
@@ -277,6 +285,11 @@ class Adapter(Lifecycle, abc.ABC):
             default = self.small_batch_with_norm if self.policy.layers else self.small_batch_without
             self.min_batch = default if self.config.min_batch is None else self.config.min_batch
             self.policy.prior = self.config.prior
+            if 0 < self.options.window < self.min_batch:
+                raise ConfigError(
+                    f"A window of {self.options.window} never reaches min_batch={self.min_batch}, so no step is taken.",
+                    f"Use window={self.min_batch} or more, or a smaller min_batch.",
+                )
         if isinstance(self.config, StepConfig):
             if not self.parameters_adapted:
                 raise ModelError(

@@ -74,7 +74,7 @@ def load_adapted(model: nn.Module, path: Path | str, **options: Any) -> Adapter:
     Args:
         model: The model it was saved from; other weights are refused.
         path: The saved file.
-        **options: Options of :func:`adapt` that are not part of the file: ``logits``, ``head``, ``source``, ...
+        **options: Options of :func:`adapt` that are not part of the file: ``logits``, ``source``, ``inplace``.
     """
     adapter = adapt(model, **saved_set_up(path), **options)
     adapter.load(path)

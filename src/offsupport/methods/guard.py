@@ -13,6 +13,9 @@ from offsupport.functional import as_rows
 
 EVENTS = ("bad_input", "bad_loss", "bad_grad", "bad_param", "empty_selection", "small_batch", "collapse", "reset")
 
+LARGEST = 1e4
+"""Images are in [0, 1]; this leaves room for any other unit."""
+
 CollapseAction = Literal["warn", "reset", "off"]
 
 
@@ -27,6 +30,15 @@ class StepRejected(Exception):  # noqa: N818 (control flow between a method's st
 def finite_rows(x: Tensor) -> Tensor:
     """Return for each sample whether all its values are finite, (N,)."""
     return torch.isfinite(x).flatten(1).all(1)
+
+
+def plausible_rows(x: Tensor) -> Tensor:
+    """Return for each sample whether its values could be an image's in any usual unit, (N,).
+
+    An absurd sample is predicted like any other, but must not stay in a window where it would spoil the statistics of
+    the samples that follow.
+    """
+    return x.abs().flatten(1).amax(1) <= LARGEST
 
 
 def repair(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from offsupport.core.checkpoints import load_tensors, save_tensors, tensors_sha256
 from offsupport.core.config import to_dict
@@ -17,14 +17,23 @@ if TYPE_CHECKING:
     from offsupport.methods.lifecycle import Lifecycle
 
 
+_OPTIONS = ("window", "head", "collapse", "seed")
+"""What a user says beside the method that changes how a stream goes on."""
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter and buffer of a model by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
 def base_sha256(adapter: Lifecycle) -> str:
     """Return the identity of the model an adapter started from, however far it has moved since."""
-    return tensors_sha256(dict(adapter.model.state_dict()) | adapter._start.parameters)
+    return tensors_sha256(model_tensors(adapter.model) | adapter._start.parameters)
 
 
 def model_sha256(model: nn.Module) -> str:
-    """Return the identity of a model's weights."""
-    return tensors_sha256(dict(model.state_dict()))
+    """Return the identity of a model: its parameters and all its buffers, those that no checkpoint holds included."""
+    return tensors_sha256(model_tensors(model))
 
 
 def identity(adapter: Lifecycle) -> dict[str, Any]:
@@ -32,7 +41,7 @@ def identity(adapter: Lifecycle) -> dict[str, Any]:
     return {
         "method": adapter.info.name,
         "config": to_dict(adapter.config),
-        "window": adapter.options.window,
+        **{name: getattr(adapter.options, name) for name in _OPTIONS},
         "source_sha256": tensors_sha256(adapter.source.tensors) if adapter.source else None,
         "base_sha256": base_sha256(adapter),
     }
@@ -48,7 +57,7 @@ def require_identity(adapter: Lifecycle, saved: Mapping[str, Any], where: str) -
         raise FileError(
             f"{where} was saved by another set-up: method {saved.get('method')!r}, {saved.get('config')}, "
             f"window {saved.get('window')}; what differs is {' and '.join(different)}.",
-            "Call adapt() with the same method, hyper-parameters, window and source statistics.",
+            "Call adapt() with the same method, hyper-parameters, options and source statistics.",
         )
 
 
@@ -59,11 +68,11 @@ def save(adapter: Lifecycle, path: Path | str) -> None:
 
 
 def saved_set_up(path: Path | str) -> dict[str, Any]:
-    """Return the method, window and hyper-parameters of a saved adapter, as keyword arguments of ``adapt``."""
+    """Return the method, options and hyper-parameters of a saved adapter, as keyword arguments of ``adapt``."""
     manifest = load_tensors(path)[1]
-    if not {"method", "window", "config"} <= set(manifest):
+    if not {"method", "config", *_OPTIONS} <= set(manifest):
         raise FileError(f"{path} holds no adapter.", "Give a file that Adapter.save() wrote.")
-    return {"method": manifest["method"], "window": manifest["window"], **manifest["config"]}
+    return {**{name: manifest[name] for name in ("method", *_OPTIONS)}, **manifest["config"]}
 
 
 def load(adapter: Lifecycle, path: Path | str) -> None:

@@ -13,6 +13,8 @@ from offsupport.core.errors import ConfigError, nearest
 from offsupport.core.registry import Registry
 
 Verdict: TypeAlias = Literal["holds", "does-not-hold", "undecided"]
+ENOUGH = 20
+"""Fewer predictions decide nothing: the bootstrap of a handful that happen to agree has no width."""
 SCALES = ("smoke", "small", "paper")
 
 
@@ -112,9 +114,9 @@ def below(claim: str, difference: Estimate, quantity: str, *, percent: bool = Tr
         percent: Whether errors are fractions, to be shown as percentage points; else they are shown as they are.
     """
     verdict: Verdict = "undecided"
-    if difference.high < 0:
+    if difference.n >= ENOUGH and difference.high < 0:
         verdict = "holds"
-    elif difference.low > 0:
+    elif difference.n >= ENOUGH and difference.low > 0:
         verdict = "does-not-hold"
     scale = 100 if percent else 1
     evidence = {

@@ -8,7 +8,7 @@ from offsupport.paper.synthetic import below_by_column, blocks, synthetic_rows
 
 METHODS = ("only-source", "imsda", "vae", "trimmed-nn", "extrapolator", "given-c", "constant")
 COLUMNS = {"dense": (3.5, 5.0, 12.0, 18.0, 24.0, 30.0), "sparse": (18.0, 24.0, 30.0, 36.0)}
-"""The printed distances, and two close to the support (radius 3), where Theorem 1 speaks."""
+"""The printed distances, and two close to the support (radius 3)."""
 RUNS = {"smoke": 4, "small": 50, "paper": 500}
 _PRINTED_COLUMNS = [f"dense-{d}" for d in (12, 18, 24, 30)] + [f"sparse-{d}" for d in (18, 24, 30, 36)]
 _PRINTED = {

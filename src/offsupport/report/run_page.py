@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from offsupport.bench.results import mixed_weights
 from offsupport.bench.runs import Status
 from offsupport.bench.store import Record
 from offsupport.paper.synthetic import SUPPORT_RADIUS
@@ -106,7 +107,7 @@ def _by_distance(rows: Rows) -> list[Figure]:
     return [
         Figure(
             figures.curves(series, label, "distance of s from the origin", mark),
-            f"{shift} shifts with 95 % intervals; Theorem 1 ends at the edge.",
+            f"{shift} shifts with 95 % intervals.",
         )
         for shift, series in drawings.items()
     ]
@@ -165,7 +166,8 @@ def _cost(records: Sequence[Record]) -> list[Section]:
         )
     table = Table(["method", "forward passes", "backward passes", "ms per image", "images per second"], rows)
     remarks = dict.fromkeys(remark for record in adapted for remark in record.deterministic["warnings"])
-    return [Section("Cost and provenance", tables=[table], notes=list(remarks), facts=_facts(adapted))]
+    notes = [*mixed_weights(adapted), *remarks]
+    return [Section("Cost and provenance", tables=[table], notes=notes, facts=_facts(adapted))]
 
 
 def _facts(records: Sequence[Record]) -> dict[str, str]:

@@ -35,5 +35,6 @@ def _of_table(folder: Path, request: dict[str, Any]) -> tuple[str, str, Status, 
     options = {**request["options"], "methods": tuple(request["options"]["methods"] or ()) or None}
     cells: list[Cell] = cells_of(table, scale, Options(**options))
     found = status(folder, cells)
-    about = f"{table.name} at {scale} scale: {table.scales[scale]}."
+    asked = ", ".join(f"--{name} {value}" for name, value in request["options"].items() if value and name != "methods")
+    about = f"{table.name} at {scale} scale: {table.scales[scale]}" + (f", but with {asked}." if asked else ".")
     return table.title, about, found, payload(table, scale, found.done)

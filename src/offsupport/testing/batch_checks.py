@@ -115,7 +115,11 @@ def check_overflow(case: Case) -> None:
 
 def check_absurd(case: Case) -> None:
     """After finite but absurd batches, predictions are finite and as good as without, or a collapse was counted."""
-    adapter = case.wrap()
+    for window in (0, 32):
+        _check_absurd(case.wrap(window=window))
+
+
+def _check_absurd(adapter: Adapter) -> None:
     run(adapter, stream(8, size=32))
     later = [toy_images(64, seed=777 + i) for i in range(12)]
     expected = _error(copy.deepcopy(adapter), later)

@@ -82,7 +82,9 @@ def _smooth(subject: Subject, m: Measures) -> Condition:
         return Condition(name, "fails", f"g jumps by {m.tear[1]:.3g} where s changes sign at {_show(m.tear[0])}")
     if m.kink is not None and m.kink[1] > 1e-9:
         return Condition(name, "fails", f"the Jacobian jumps by {m.kink[1]:.3g} at z = {_show(m.kink[0])}")
-    if subject.draws is not None and subject.draws.process.activation == "smooth":
+    process = None if subject.draws is None else subject.draws.process
+    # An influence that varies with the sign of s switches columns, smooth activations or not.
+    if process is not None and process.activation == "smooth" and process.influence == "fixed":
         return Condition(name, "holds", "sums and compositions of smooth functions")
     return Condition(name, "unknown", "not checked" if m.kink is None else "no jump found")
 
@@ -146,7 +148,7 @@ def _near(subject: Subject, m: Measures) -> Condition:
         return Condition(name, "unknown", f"{off}; no decoder, no radius")
     proven, found = radii.get("certified"), radii["sampled"]
     granted = f", {subject.reading}" if subject.reading else ""
-    if proven is not None and proven.ratio_s <= 1:
+    if proven is not None and proven.ratio_s <= 1 and not granted:
         return Condition(name, "holds", f"{off}, within the certified radius {proven.radius_s:.3g}{granted}")
     largest = f"the largest possible radius {found.radius_s:.3g}"
     if found.ratio_s > 1:

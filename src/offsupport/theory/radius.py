@@ -12,6 +12,7 @@ norm J_u^s of its s-block, which is all the proof uses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -47,8 +48,13 @@ class Radius:
 
 def radius(way: Way, D: float, J_u: float, J_u_s: float, distance: float) -> Radius:
     """Return D / (2 J) for both norms, and the target's distance over it."""
-    allowed, allowed_s = D / (2 * J_u), D / (2 * J_u_s)
+    allowed, allowed_s = _allowed(D, J_u), _allowed(D, J_u_s)
     return Radius(way, J_u, J_u_s, allowed, allowed_s, _ratio(distance, allowed), _ratio(distance, allowed_s))
+
+
+def _allowed(D: float, J: float) -> float:
+    """A generator that s does not move at all allows any distance, unless the manifolds touch."""
+    return D / (2 * J) if J else (math.inf if D else 0.0)
 
 
 def sampled_norms(

@@ -113,10 +113,10 @@ def _read(job: Job, row: int) -> Images | None:
     """Return an image; None for one that cannot be read and may be skipped."""
     try:
         return _folder(job).read(row)
-    except FileError:
+    except FileError as error:
         if job.skip_bad:
             return None
-        raise
+        raise FileError(error.message, "Replace or remove it, or leave such images out with --skip-bad.") from error
 
 
 def _skipped(job: Job, tree: Path) -> list[str]:

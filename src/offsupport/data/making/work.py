@@ -88,14 +88,13 @@ def _path(value: Path | str | None) -> Path | None:
 
 
 def _recipe(job: Job) -> dict[str, Any]:
-    """Return everything that decides about the bytes."""
+    """Return everything that decides about the bytes; images that were left out are listed in the manifest."""
     return {
         "dataset": job.name,
         "clean_sha256": job.clean.sha256,
         "images": len(job.clean),
         "seed": job.seed,
         "frost": frost_source(job.frost_dir),
-        "skip_bad": job.skip_bad,
         "offsupport": __version__,
     }
 
