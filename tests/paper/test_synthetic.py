@@ -9,6 +9,7 @@ from offsupport.bench.cell import Place, compute
 from offsupport.bench.latent_cell import LatentConfig
 from offsupport.bench.runs import Status
 from offsupport.bench.store import Record, Store
+from offsupport.core.errors import ConfigError
 from offsupport.functional import wilson
 from offsupport.paper import TABLES, Options, cells_of, payload
 from offsupport.paper.synthetic import below_by_column, outcomes, synthetic_rows
@@ -92,3 +93,8 @@ def test_report_draws_a_curve_per_shift():
     page = render(run_page(table.title, "about", found, Status(records, {}, {})))
     assert page.count("<svg") == 2
     assert "as printed" in page
+
+
+def test_an_unknown_method_is_refused_before_anything_runs():
+    with pytest.raises(ConfigError, match="Did you mean 'extrapolator'"):
+        cells_of(TABLES["table1"], "smoke", Options(methods=("extrapolatr",)))

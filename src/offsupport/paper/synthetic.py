@@ -11,6 +11,7 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.latent_cell import LatentConfig
 from offsupport.bench.stats import Estimate, Floats, difference_estimate, mean_estimate
 from offsupport.bench.store import Record
+from offsupport.core.errors import ConfigError, nearest
 from offsupport.functional import wilson
 from offsupport.latent.process import Process
 from offsupport.paper.declare import Claim, Options, Row, below
@@ -29,6 +30,9 @@ def blocks(
 ) -> list[Cell]:
     """Return the cells of a synthetic table: methods x kinds of shift x blocks of runs with seeds 0, 1, ..."""
     runs = options.runs or runs
+    for method in options.methods or ():
+        if method not in methods:
+            raise ConfigError(f"This table has no method {method!r}.", nearest(method, methods))
     return [
         LatentConfig(
             method=method,
