@@ -166,8 +166,8 @@ def test_followed_statistics_are_those_of_a_layer_in_training_and_the_buffers_st
     plain, bn = layer(cls).train(), layer(cls)
     buffers = {name: value.clone() for name, value in bn.named_buffers()}
     policy = adopt_batch_norm(bn)
-    policy.momentum = plain.momentum = 0.3
-    start = policy.follow(bn).clone()
+    plain.momentum = 0.3
+    start = policy.follow(bn, momentum=0.3).clone()
     assert torch.equal(start, torch.stack([bn.running_mean, bn.running_var]))
     for i in range(3):
         x = torch.randn(SHAPES[cls], generator=torch.Generator().manual_seed(i))

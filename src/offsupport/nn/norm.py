@@ -43,8 +43,9 @@ class StatisticsPolicy:
         finally:
             self.statistics = before
 
-    def follow(self, model: nn.Module) -> Tensor:
+    def follow(self, model: nn.Module, momentum: float = 0.1) -> Tensor:
         """Start to follow the layers of ``model`` from their own statistics; return these, (2, channels)."""
+        self.momentum = momentum
         found: list[Tensor] = []
         width = 0
         for layer in model.modules():
