@@ -16,7 +16,6 @@ from offsupport.methods.config import StepConfig, require
 from offsupport.nn.inspect import encoder_parameters
 from offsupport.nn.norm import Statistics
 
-
 FLAT = 1e-6
 """Features that vary by less than this share of the source's variance say nothing of a distribution."""
 
