@@ -70,7 +70,7 @@ def epochs(
     while run.epoch < recipe.epochs and not _reached(recipe, run.log):
         started = time.monotonic()
         line = {"epoch": run.epoch + 1, **_epoch(recipe, run, train)}
-        if len(held_out):
+        if len(held_out) and run.objective.classifies:
             line["held_out_accuracy"] = accuracy(run.objective.model, held_out)
         line["seconds"] = round(time.monotonic() - started, 2)
         run.epoch += 1
@@ -85,11 +85,11 @@ def _reached(recipe: Recipe, log: Log) -> bool:
 
 def _epoch(recipe: Recipe, run: Progress, train: Examples) -> dict[str, Any]:
     run.objective.train()
-    steps = len(train) // recipe.batch_size
+    steps = min(len(train), recipe.epoch_images or len(train)) // recipe.batch_size
     side = side_at(recipe, run.epoch, train.images.shape[-1])
     view = make_view(recipe)
     order = torch.randperm(len(train), generator=run.generator)[: steps * recipe.batch_size]
-    total, right = 0.0, 0
+    total, right = 0.0, 0.0
     for step, rows in enumerate(torch.split(order, recipe.batch_size)):
         rate = pace(recipe, run.epoch * steps + step, steps)
         run.optimizer.param_groups[0].update(rate._asdict())
@@ -99,8 +99,9 @@ def _epoch(recipe: Recipe, run: Progress, train: Examples) -> dict[str, Any]:
         run.optimizer.zero_grad()
         torch.autograd.backward(loss.value)
         run.optimizer.step()
+        run.objective.after_step()
         total += float(loss.value.detach())
-        right += int((loss.logits.argmax(1) == labels).sum())
+        right += float(loss.right.sum())
     return {"side": side, "lr": rate.lr, "loss": total / steps, "train_accuracy": right / len(order)}
 
 

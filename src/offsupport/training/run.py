@@ -11,15 +11,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from offsupport import zoo
+from offsupport.core.checkpoints import load_tensors
+from offsupport.core.errors import DataMissingError
 from offsupport.core.files import folder_lock, require_folder, write_text
 from offsupport.core.seeds import derive_seed
 from offsupport.data import Dataset, load
 from offsupport.nn.architectures import build_network
-from offsupport.training import checkpoint
-from offsupport.training.card import write_model
+from offsupport.training import checkpoint, moco  # noqa: F401 (registers)
+from offsupport.training.card import WEIGHTS, write_model
 from offsupport.training.loop import Examples, begin, epochs
-from offsupport.training.objectives import Objective, Supervised
+from offsupport.training.objectives import Objective, make_objective
 from offsupport.training.recipe import Recipe, read_recipe
+
 
 
 def train(
@@ -42,7 +46,7 @@ def train(
     dataset = load(recipe.dataset, data, split="train")
     identity = {"recipe": recipe.settings(), "seed": seed, "data": dataset.sha256}
     with folder_lock(out):
-        run = begin(recipe, make_objective(recipe, len(dataset.classes), seed), seed)
+        run = begin(recipe, _started(recipe, len(dataset.classes), seed, out), seed)
         checkpoint.resume(run, out, identity)
         for _ in range(run.epoch):
             advance()
@@ -52,11 +56,32 @@ def train(
         return write_model(name, recipe, run, dataset, load(recipe.dataset, data), seed, out)
 
 
-def make_objective(recipe: Recipe, classes: int, seed: int) -> Objective:
+def fresh_objective(recipe: Recipe, classes: int, seed: int) -> Objective:
     """Return the objective of a recipe around a fresh network; the caller's random state stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(f"{recipe.dataset} model", seed))
-        return Supervised(fresh_network(recipe, classes))
+        return make_objective(recipe.objective, fresh_network(recipe, classes), recipe.options)
+
+
+def _started(recipe: Recipe, classes: int, seed: int, out: Path) -> Objective:
+    """Return the objective at the beginning of a run, with the weights of the recipe it starts from."""
+    objective = fresh_objective(recipe, classes, seed)
+    if recipe.start is not None:
+        weights, _ = load_tensors(find_start(recipe.start, out))
+        objective.start_from(weights)
+    return objective
+
+
+def find_start(name: str, out: Path) -> Path:
+    """Return the weights of another recipe: from the zoo, or from its run beside the folder ``out``."""
+    places = [zoo.folder(name) / WEIGHTS, out.parent / name / WEIGHTS]
+    for path in places:
+        if path.is_file():
+            return path
+    raise DataMissingError(
+        f"This recipe starts from {name}, which is neither in the zoo nor at {places[1]}.",
+        f"Train it first: offsupport train {name} --out {out.parent / name}.",
+    )
 
 
 def fresh_network(recipe: Recipe, classes: int) -> nn.Module:
