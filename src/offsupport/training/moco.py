@@ -14,6 +14,9 @@ from offsupport.nn import WithProjection, projected
 from offsupport.nn.inspect import capture_input, find_head
 from offsupport.training.objectives import OBJECTIVES, Loss, Objective
 
+WIDTH = 128
+"""Width of queries and keys."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MocoOptions:
@@ -43,12 +46,12 @@ class Moco(Objective):
 
     def __init__(self, network: nn.Module, options: MocoOptions) -> None:
         super().__init__(network, options)
-        pair = projected(network)
+        pair = projected(network, WIDTH)
         self.projection = pair.projection
+        find_head(network)[1].requires_grad_(False)  # it has no part in this
         # Not one of our parameters: it is never trained, and it is kept with the rest by its own name.
         self.keys: WithProjection = copy.deepcopy(pair).requires_grad_(False)
-        width = pair.projection[-1].out_features
-        self.register_buffer("queue", nn.functional.normalize(torch.randn(options.queue, width), dim=1))
+        self.register_buffer("queue", nn.functional.normalize(torch.randn(options.queue, WIDTH), dim=1))
         self.register_buffer("position", torch.zeros((), dtype=torch.long))
 
     def train(self, mode: bool = True) -> Moco:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from offsupport.core.config import build
 from offsupport.core.registry import Registry
 from offsupport.functional import nt_xent
-from offsupport.nn import projected
+from offsupport.nn import WithProjection, projected
 from offsupport.nn.inspect import capture_input, find_head
 
 OBJECTIVES: Registry[type[Objective]] = Registry("objective")
@@ -44,6 +44,8 @@ class Objective(nn.Module, ABC):
     """How many views of each image a step takes."""
     classifies = True
     """Whether the result predicts classes, so that its accuracy means something."""
+
+    model: nn.Module
 
     def __init__(self, network: nn.Module, options: Any) -> None:
         super().__init__()
@@ -99,6 +101,7 @@ class Joint(Objective):
 
     options_class = JointOptions
     views = 2
+    model: WithProjection
 
     def __init__(self, network: nn.Module, options: JointOptions) -> None:
         super().__init__(network, options)
@@ -109,7 +112,8 @@ class Joint(Objective):
         logits, projections = self.model.both(torch.cat(list(views)))
         twice = torch.cat([labels, labels])
         wrong = 2 * nn.functional.cross_entropy(logits, twice)
-        apart = nt_xent(*projections.chunk(2), self.options.temperature, self.options.base_temperature)
+        one, two = projections.chunk(2)
+        apart = nt_xent(one, two, self.options.temperature, self.options.base_temperature)
         value = (1 - self.options.contrast) * wrong + self.options.contrast * apart
         return Loss(value, (logits.argmax(1) == twice).view(2, -1).float().mean(0))
 
@@ -124,9 +128,13 @@ class Probe(Objective):
 
     def __init__(self, network: nn.Module, options: NoOptions) -> None:
         super().__init__(network, options)
-        self.name, self.head = find_head(network)
         network.requires_grad_(False)
-        self.head.requires_grad_(True)
+        self.head[1].requires_grad_(True)
+
+    @property
+    def head(self) -> tuple[str, nn.Module]:
+        """Name and module of the classifier."""
+        return find_head(self.model)
 
     def train(self, mode: bool = True) -> Probe:
         """Keep everything in evaluation mode: a frozen network does not count along either."""
@@ -134,12 +142,14 @@ class Probe(Objective):
 
     def forward(self, views: Sequence[Tensor], labels: Tensor) -> Loss:
         """Return the cross-entropy of the classifier."""
-        with torch.no_grad(), capture_input(self.head) as features:
+        _, head = self.head
+        with torch.no_grad(), capture_input(head) as features:
             self.model(views[0])
-        logits = self.head(features[-1])
+        logits = head(features[-1])
         return Loss(nn.functional.cross_entropy(logits, labels), logits.argmax(1) == labels)
 
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
         """Begin with the weights below the classifier, which stays fresh."""
-        own = {f"{self.name}.{key}": value for key, value in self.head.state_dict().items()}
+        name, head = self.head
+        own = {f"{name}.{key}": value for key, value in head.state_dict().items()}
         self.model.load_state_dict({**weights, **own})

@@ -85,7 +85,12 @@ def read_recipe(name: str) -> Recipe:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise FileError(f"{path} is not YAML ({error}).", "Write one setting per line: `epochs: 10`.") from error
-    return make_recipe(values, f"recipe {path.stem!r}")
+    return make_recipe(values, f"recipe {recipe_name(name)!r}")
+
+
+def recipe_name(name: str) -> str:
+    """Return the name of a recipe given by name or by path."""
+    return Path(name).stem if name.endswith((".yaml", ".yml")) else name
 
 
 def make_recipe(values: Any, owner: str) -> Recipe:
