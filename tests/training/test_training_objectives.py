@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from offsupport.core.errors import ModelError
+from offsupport.core.errors import ConfigError, ModelError
 from offsupport.nn import WithProjection, projected, resnet18
 from offsupport.nn.inspect import find_head
 from offsupport.training.objectives import make_objective
@@ -111,6 +111,11 @@ def test_keys_depend_on_no_other_image_of_the_batch():
     two = views()[1]
     alone = objective.keys.both(two[:1])[1]
     torch.testing.assert_close(objective.keys.both(two)[1][:1], alone, rtol=1e-9, atol=1e-12)
+
+
+def test_a_queue_shorter_than_the_batch_is_refused():
+    with pytest.raises(ConfigError, match="A queue of 4 cannot hold a batch of 6"):
+        make_objective("moco", network(), {"queue": 4}).double()(views(), LABELS)
 
 
 def test_scoring_does_not_move_the_queue():
