@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-Statistics = Literal["source", "batch", "blend"]
+Statistics = Literal["source", "batch", "blend", "ema"]
 
 NORM_TYPES = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 
@@ -23,6 +23,8 @@ class StatisticsPolicy:
 
     ``source`` uses the running statistics, ``batch`` those of the batch alone, ``blend`` their mean with the running
     statistics counted as ``prior`` extra samples (Schneider et al., 2020), for batches too small to stand alone.
+    ``ema`` uses those of the batch and lets the running statistics follow with the momentum of the layer, as training
+    does; it is meant for a teacher, whose buffers are its own.
     """
 
     statistics: Statistics = "source"
@@ -30,19 +32,20 @@ class StatisticsPolicy:
     layers: int = 0
 
     @contextlib.contextmanager
-    def using(self, statistics: Statistics) -> Iterator[None]:
-        """Normalise by ``statistics`` inside the block."""
-        before, self.statistics = self.statistics, statistics
+    def using(self, statistics: Statistics, prior: float | None = None) -> Iterator[None]:
+        """Normalise by ``statistics`` inside the block, and where given, by another ``prior``."""
+        before = self.statistics, self.prior
+        self.statistics, self.prior = statistics, self.prior if prior is None else prior
         try:
             yield
         finally:
-            self.statistics = before
+            self.statistics, self.prior = before
 
 
 class AdaptiveStatistics:
     """Mixed into a batch-norm class: a policy says which statistics normalise, whatever the train/eval flag says.
 
-    No policy changes a buffer, and the state dict keeps its keys.
+    No policy but ``ema`` changes a buffer, and the state dict keeps its keys.
     """
 
     policy: StatisticsPolicy
@@ -57,7 +60,7 @@ class AdaptiveStatistics:
             mean, var = self._blend(x)
             return self._with(x, training=False, running_mean=mean, running_var=var)
         if x.numel() > x.shape[1]:
-            return self._with(x, training=True, track_running_stats=False)
+            return self._with(x, training=True, track_running_stats=statistics == "ema")
         # One value per channel is its own mean: torch refuses it, the formula gives the shift, whatever the value is.
         alone = x.detach()
         mean = alone.flatten()
@@ -121,6 +124,16 @@ def adopt_batch_norm(model: nn.Module) -> StatisticsPolicy:
 def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the name and module of every normalisation layer, in the order of definition."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, NORM_TYPES))
+
+
+def batch_norm_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the running statistics of every batch-norm layer by their names in ``model``."""
+    found: dict[str, Tensor] = {}
+    for name, module in norm_layers(model):
+        if isinstance(module, _BatchNorm):
+            prefix = f"{name}." if name else ""
+            found |= {prefix + key: buffer for key, buffer in module.named_buffers(recurse=False)}
+    return found
 
 
 def affine_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
