@@ -102,8 +102,8 @@ def random_augment(x: Tensor, policy: Policy, generator: torch.Generator) -> Ten
 
 def adam(value: Tensor, gradient: Tensor, moments: Tensor, step: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``value``, its two ``moments`` (2, ...) and the number of steps after one step of Adam."""
-    step = step + 1
+    count = float(step) + 1
     first = 0.9 * moments[0] + 0.1 * gradient
     second = 0.999 * moments[1] + 0.001 * gradient.square()
-    scale = (second / (1 - 0.999**step)).sqrt() + 1e-8
-    return value - lr * first / (1 - 0.9**step) / scale, torch.stack([first, second]), step
+    scale = (second / (1 - 0.999**count)).sqrt() + 1e-8
+    return value - lr / (1 - 0.9**count) * first / scale, torch.stack([first, second]), step + 1

@@ -126,6 +126,27 @@ def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, NORM_TYPES))
 
 
+@contextlib.contextmanager
+def capture_means(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the mean input of every normalisation layer inside the block, per image and channel, (N, C) each.
+
+    Channels come second, but last where a layer normalises the last dimension alone, as over tokens (N, tokens, C).
+    """
+    means: list[Tensor] = []
+
+    def keep(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        last = isinstance(layer, (nn.LayerNorm, nn.RMSNorm)) and len(layer.normalized_shape) == 1
+        x = inputs[0].movedim(-1, 1) if last else inputs[0]
+        means.append(x.flatten(2).mean(2) if x.dim() > 2 else x)
+
+    handles = [layer.register_forward_pre_hook(keep) for _, layer in norm_layers(model)]
+    try:
+        yield means
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def batch_norm_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Return the running statistics of every batch-norm layer by their names in ``model``."""
     found: dict[str, Tensor] = {}
