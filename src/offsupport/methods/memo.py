@@ -82,7 +82,7 @@ class Memo(PixelAdapter):
         """Adapt to each image and predict it, one after the other, each from the source model."""
         events: dict[str, None] = {}
         logits = []
-        for image in self.images(x).split(1):
+        for image in self.images(x)[:, None]:
             try:
                 for _ in range(self.config.steps):
                     self.descend(self._loss(image))
@@ -99,7 +99,7 @@ class Memo(PixelAdapter):
     def predict(self, x: Tensor) -> Tensor:
         """Return the logits of ``x`` without a step, each image with statistics of its own."""
         self.expect_unit(x)
-        return torch.cat([self.network(image) for image in x.split(1)])
+        return torch.cat([self.network(image) for image in x[:, None]])
 
     def _loss(self, image: Tensor) -> Tensor:
         copies = torch.cat(weak_views(image, self.config.copies, self.generator))
