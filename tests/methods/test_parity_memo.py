@@ -33,13 +33,14 @@ def blended(net, x, prior):
 def reference(net, stream, *, lr=5e-3, optimizer="sgd", momentum=0.9, copies=32, steps=1, prior=16.0, policy_length=2):
     generator, policy = torch.Generator().manual_seed(0), Policy(policy_length, "full")
     for x in stream:
+        views = torch.stack(weak_views(x, steps * copies, generator), 1).flatten(0, 1)
+        views = random_augment(views, policy, generator).view(len(x), steps, copies, *x.shape[1:])
         logits = []
-        for image in x:
+        for image, own in zip(x, views, strict=True):
             fresh = copy.deepcopy(net)
             opt = make_optimizer(optimizer, list(fresh.parameters()), lr, momentum)
-            for _ in range(steps):
-                views = torch.cat(weak_views(image[None], copies, generator))
-                p = blended(fresh, random_augment(views, policy, generator), prior).softmax(1).mean(0)
+            for each in own:
+                p = blended(fresh, each, prior).softmax(1).mean(0)
                 opt.zero_grad()
                 (-(p * p.log()).sum()).backward()
                 opt.step()
@@ -84,6 +85,13 @@ def test_the_step_makes_the_copies_agree():
     adapted.optimizer.register_step_post_hook(lambda *_: losses.append(marginal(adapted.model)))
     adapted(x)
     assert losses[-1] < marginal(net) - 0.05
+
+
+def test_large_batches_are_served_in_groups():
+    net, (x,) = network("batch"), images([20])
+    whole, parts = (offsupport.adapt(net, "memo", collapse="off") for _ in range(2))
+    expected = torch.cat([parts(x[:8]), parts(x[8:16]), parts(x[16:])])  # 8 images have 256 copies
+    assert torch.equal(whole(x), expected)
 
 
 def test_one_image_that_goes_wrong_spares_the_others():

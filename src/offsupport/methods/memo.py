@@ -17,6 +17,9 @@ from offsupport.methods.pixels import PixelAdapter
 from offsupport.methods.registry import register
 from offsupport.nn.norm import Statistics
 
+GROUP = 256
+"""So many copies are made at once, of several images where an image has fewer."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoConfig(StepConfig):
@@ -80,18 +83,21 @@ class Memo(PixelAdapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Adapt to each image and predict it, one after the other, each from the source model."""
-        events: dict[str, None] = {}
+        x, events = self.images(x), dict.fromkeys(guard.EVENTS, False)
         logits = []
-        for image in self.images(x)[:, None]:
-            try:
-                for _ in range(self.config.steps):
-                    self.descend(self._loss(image))
-            except guard.StepRejected as rejected:
-                events[rejected.event] = None
+        group = max(1, GROUP // (self.config.copies * self.config.steps))
+        for start in range(0, len(x), group):
+            images = x[start : start + group]
+            for image, copies in zip(images[:, None], self._copies(images), strict=True):
+                try:
+                    for each in copies:
+                        self.descend(self._loss(each))
+                except guard.StepRejected as rejected:
+                    events[rejected.event] = True
+                    self._return_to_source()
+                logits.append(self.network(image).detach())
                 self._return_to_source()
-            logits.append(self.network(image).detach())
-            self._return_to_source()
-        for event in events:
+        for event in (name for name, happened in events.items() if happened):
             self.count(event)
         return torch.cat(logits)
 
@@ -101,9 +107,13 @@ class Memo(PixelAdapter):
         self.expect_unit(x)
         return torch.cat([self.network(image) for image in x[:, None]])
 
-    def _loss(self, image: Tensor) -> Tensor:
-        copies = torch.cat(weak_views(image, self.config.copies, self.generator))
-        copies = random_augment(copies, self.augmentation, self.generator)
+    def _copies(self, x: Tensor) -> Tensor:
+        """Return augmented copies of each image, (N, steps, copies, C, H, W)."""
+        shape = (len(x), self.config.steps, self.config.copies)
+        views = torch.stack(weak_views(x, shape[1] * shape[2], self.generator), 1).flatten(0, 1)
+        return random_augment(views, self.augmentation, self.generator).view(*shape, *x.shape[1:])
+
+    def _loss(self, copies: Tensor) -> Tensor:
         # Copies are one image: all of them together weigh as one beside the source.
         with self.policy.using("blend", prior=self.config.prior * len(copies)):
             return marginal_entropy(self.network(copies))
