@@ -47,7 +47,7 @@ def promises():
         yield pytest.param(case, check, id=f"{where}-{name}", marks=[pytest.mark.slow] if heavy else [])
 
 
-@pytest.mark.parametrize(("case", "check"), promises())
+@pytest.mark.parametrize(("case", "check"), list(promises()))
 def test_promise(case, check):
     check(case)
 
