@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from parity_check import MIN_BATCH, NORM, forward, make_optimizer, too_small
+from parity_check import BATCH_NORM, MIN_BATCH, NORM, forward, make_optimizer, too_small
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, kl_divergence
 from torch.nn import functional as F
@@ -48,6 +48,9 @@ class Reference:
         }
         self.net = net
         self.teacher = copy.deepcopy(net).train().requires_grad_(False)
+        for layer in self.teacher:
+            if isinstance(layer, BATCH_NORM):
+                layer.momentum = self.o["bn_momentum"]
         names = [name for name, _ in net.named_parameters() if not name.startswith("head.")]
         self.adapted = [net.get_parameter(name) for name in names]
         self.opt = make_optimizer(self.o["optimizer"], self.adapted, self.o["lr"])

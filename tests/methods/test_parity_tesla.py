@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parity_check import SIZES, assert_close, change, moved, network
+from parity_check import BATCH_NORM, SIZES, assert_close, change, moved, network
 from tesla_reference import Reference, images
 
 import offsupport
 
 LR = {"adam": 2e-3, "sgd": 5e-3}
+
+
+def statistics(net):
+    layers = [layer for layer in net if isinstance(layer, BATCH_NORM)]
+    found = [torch.stack([layer.running_mean, layer.running_var]) for layer in layers]
+    return torch.cat(found, 1) if found else torch.empty(2, 0)
 
 
 def assert_tesla_parity(adapted, reference, stream):
@@ -18,11 +24,10 @@ def assert_tesla_parity(adapted, reference, stream):
         assert_close(adapted(x), expected, f"logits of batch {t}")
         for name, value in reference.net.state_dict().items():
             assert_close(adapted.model.state_dict()[name].double(), value.double(), f"student {name} after batch {t}")
-        for name in adapted.memory:
-            kind, _, key = name.removeprefix("teacher/").partition("/")
-            if kind in ("parameters", "buffers"):
-                value = reference.teacher.state_dict()[key].double()
-                assert_close(adapted.memory[name].double(), value, f"teacher {key} after batch {t}")
+        for name, value in reference.teacher.named_parameters():
+            if not name.startswith("head."):
+                assert_close(adapted.memory[f"teacher/{name}"], value.detach(), f"teacher {name} after batch {t}")
+        assert_close(adapted.memory["teacher_statistics"], statistics(reference.teacher), f"statistics of batch {t}")
         table = torch.cat([reference.selection[:, None], reference.magnitudes], 1).detach()
         assert_close(adapted.memory["policy"], table, f"policy after batch {t}")
     assert not any(adapted.events[name] for name in ("bad_loss", "bad_grad", "bad_param", "bad_input"))
@@ -46,6 +51,7 @@ def test_tesla(norm, optimizer):
     "options",
     [
         {"score_stats": "running"},
+        {"score_stats": "running", "bn_momentum": 0.3},
         {"rotation": "full", "sampling": "learned"},
         {"views": 1, "lambda_kl": 0.3, "lambda_norm": 7.0, "policy_lr": 0.5},
         {"policy_length": 1, "decay": 0.5},
@@ -102,7 +108,7 @@ def test_the_teacher_keeps_its_parameters_at_decay_one_and_is_the_student_at_zer
         model = start if twin == "start" else adapted.model
         for name, parameter in model.named_parameters():
             if not name.startswith("head."):
-                assert torch.equal(adapted.memory[f"teacher/parameters/{name}"], parameter)
+                assert torch.equal(adapted.memory[f"teacher/{name}"], parameter)
 
 
 def test_every_parameter_of_the_teacher_has_its_own_decay():
@@ -113,6 +119,6 @@ def test_every_parameter_of_the_teacher_has_its_own_decay():
     adapted.decays = lambda: own
     for x in images([24] * 2):
         adapted(x)
-    teacher = {name: adapted.memory[f"teacher/parameters/{name}"] for name in ("conv0.weight", "conv1.weight")}
+    teacher = {name: adapted.memory[f"teacher/{name}"] for name in ("conv0.weight", "conv1.weight")}
     assert torch.equal(teacher["conv1.weight"], adapted.model.conv1.weight)
     assert not torch.equal(teacher["conv0.weight"], adapted.model.conv0.weight)

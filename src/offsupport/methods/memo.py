@@ -104,8 +104,7 @@ class Memo(PixelAdapter):
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return the logits of ``x`` without a step, each image with statistics of its own."""
-        self.expect_unit(x)
-        return torch.cat([self.network(image) for image in x[:, None]])
+        return torch.cat([self.network(image) for image in self.images(x)[:, None]])
 
     def _copies(self, x: Tensor) -> Tensor:
         """Return augmented copies of each image, (N, steps, copies, C, H, W)."""

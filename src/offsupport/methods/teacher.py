@@ -5,54 +5,43 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from offsupport.methods.state import Memory
-from offsupport.nn.norm import batch_norm_buffers
 
-_PARAMETERS, _BUFFERS = "teacher/parameters/", "teacher/buffers/"
+_PREFIX, _STATISTICS = "teacher/", "teacher_statistics"
 
 
 @dataclasses.dataclass
 class Teacher:
-    """Tensors to run the student's network with; between batches they live in the memory of the adapter.
+    """What to run the student's network with; between batches it lives in the memory of the adapter.
 
     Args:
         parameters: The averages of the adapted parameters, by name. They need no gradient.
-        buffers: The teacher's running statistics, by name; a pass under ``ema`` statistics changes them in place.
+        statistics: Its batch-norm statistics, as :meth:`StatisticsPolicy.follow` lays them out. They are the policy's
+            ``running`` while the teacher speaks, and passes under ``ema`` change them in place.
     """
 
     parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
+    statistics: Tensor
 
     @staticmethod
-    def of(model: nn.Module, parameters: Mapping[str, Tensor]) -> Teacher:
+    def of(parameters: Mapping[str, Tensor], statistics: Tensor) -> Teacher:
         """Return a teacher that equals its student."""
-        return Teacher(_copied(parameters), _copied(batch_norm_buffers(model)))
+        return Teacher({name: p.detach().clone() for name, p in parameters.items()}, statistics.clone())
 
     @staticmethod
     def recall(memory: Memory) -> Teacher:
-        """Return the teacher that an adapter remembers; its buffers are copies, as they change in place."""
-        parameters = {name.removeprefix(_PARAMETERS): memory[name] for name in memory if name.startswith(_PARAMETERS)}
-        buffers = {name.removeprefix(_BUFFERS): memory[name] for name in memory if name.startswith(_BUFFERS)}
-        return Teacher(parameters, _copied(buffers))
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything that differs from the student, by name."""
-        return self.parameters | self.buffers
+        """Return the teacher that an adapter remembers; the statistics are a copy, as they change in place."""
+        parameters = {name.removeprefix(_PREFIX): memory[name] for name in memory if name.startswith(_PREFIX)}
+        return Teacher(parameters, memory[_STATISTICS].clone())
 
     def remembered(self) -> dict[str, Tensor]:
         """Return its tensors under the names they have in the memory of the adapter."""
-        named = {_PARAMETERS + name: tensor for name, tensor in self.parameters.items()}
-        return named | {_BUFFERS + name: tensor for name, tensor in self.buffers.items()}
+        return {_PREFIX + name: tensor for name, tensor in self.parameters.items()} | {_STATISTICS: self.statistics}
 
     def follow(self, student: Mapping[str, Tensor], decays: Mapping[str, float]) -> None:
         """Move each parameter towards the student's: of its old value it keeps the share ``decays[name]``."""
         self.parameters = {
             name: student[name].detach().lerp(average, decays[name]) for name, average in self.parameters.items()
         }
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}

@@ -17,7 +17,7 @@ from offsupport.methods.config import MethodInfo, StepConfig, require
 from offsupport.methods.pixels import PixelAdapter
 from offsupport.methods.registry import register
 from offsupport.methods.teacher import Teacher
-from offsupport.nn.inspect import capture_input, device_and_dtype
+from offsupport.nn.inspect import capture_input, device_and_dtype, encoder_parameters
 from offsupport.nn.norm import capture_means
 
 
@@ -47,12 +47,15 @@ class TeslaConfig(StepConfig):
     """Rotate by 30 degrees whatever the magnitude, as the published code, or by the ``full`` range."""
     sampling: Literal["uniform", "learned"] = "uniform"
     """Law of the sub-policies the policy learns from: ``uniform`` as published, or its own, which is unbiased."""
+    bn_momentum: float = 0.1
+    """How far the teacher's batch-norm statistics move towards those of each of its passes in a step."""
     score_stats: Literal["batch", "running"] = "batch"
     """Batch-norm statistics of the returned prediction: of the batch itself, or the teacher's running ones."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require("decay", 0 <= self.decay <= 1, "in [0, 1]")
+        require("bn_momentum", 0 <= self.bn_momentum <= 1, "in [0, 1]")
         require("views", self.views >= 0, "at least 0")
         require("lambda_kl", self.lambda_kl >= 0, "at least 0")
         require("lambda_norm", self.lambda_norm >= 0, "at least 0")
@@ -87,9 +90,8 @@ class Tesla(PixelAdapter):
     }
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Return every parameter but the classifier's."""
-        kept = set(self.head()[1].parameters())
-        return {name: p for name, p in self.model.named_parameters() if p.is_floating_point() and p not in kept}
+        """Return every parameter but those of the classifier and of a projection head."""
+        return encoder_parameters(self.model, self.head()[1])
 
     def decays(self) -> dict[str, float]:
         """Return how much of itself the teacher keeps at a step, by the name of each adapted parameter."""
@@ -105,7 +107,8 @@ class Tesla(PixelAdapter):
             "policy_count": torch.zeros(()),
         }
         queue = {f"queue/{name}": torch.empty(0) for name in ("features", "log_q", "count")}
-        teacher = Teacher.of(self.model, self.parameters_adapted).remembered()
+        statistics = self.policy.follow(self.model, self.config.bn_momentum)
+        teacher = Teacher.of(self.parameters_adapted, statistics).remembered()
         return super().initial_memory() | policy | queue | teacher
 
     @functools.cached_property
@@ -116,7 +119,7 @@ class Tesla(PixelAdapter):
     def step(self, x: Tensor) -> Tensor:
         """Harden the augmentation, ask the teacher, take a step, let the teacher follow and predict."""
         x = self.images(x)
-        teacher = Teacher.recall(self.memory)
+        teacher = self.teacher()
         views = [x, *weak_views(x, self.config.views, self.generator)]
         x_b = views[int(torch.randint(len(views), (), generator=self.generator))]
         with self.policy.using("ema"):
@@ -134,10 +137,16 @@ class Tesla(PixelAdapter):
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return the teacher's logits; small batches blend its running statistics with theirs."""
-        self.expect_unit(x)
+        x, teacher = self.images(x), self.teacher()
         running = self.config.score_stats == "running" and self.policy.statistics == "batch"
-        with self.policy.using("source" if running else self.policy.statistics):
-            return self.network(x, Teacher.recall(self.memory).tensors)
+        with self.policy.using("running" if running else self.policy.statistics):
+            return self.network(x, teacher.parameters)
+
+    def teacher(self) -> Teacher:
+        """Return the teacher as it is remembered; from here on the policy's running statistics are the teacher's."""
+        teacher = Teacher.recall(self.memory)
+        self.policy.running = teacher.statistics
+        return teacher
 
     def agreement(self, x_b: Tensor, log_q: Tensor) -> Tensor:
         """Return the loss of the student on ``x_b`` given the teacher's prediction."""
@@ -147,13 +156,13 @@ class Tesla(PixelAdapter):
         """Take one step of the policy towards what the teacher is unsure of without its layers seeing other inputs."""
         logits = self.memory["policy"].clone().requires_grad_()
         with torch.no_grad(), capture_means(self.model) as clean:
-            self.network(x, teacher.tensors)
+            self.network(x, teacher.parameters)
         selection = logits[:, 0] if self.config.sampling == "learned" else None
         draw = self.augmentation.draw(len(x), self.generator, selection)
         rows = draw.rows.to(x.device)
         x_aug = self.augmentation.apply(x, draw, logits[rows, 1:].sigmoid())
         with capture_means(self.model) as means:
-            h = entropy(self.network(x_aug, teacher.tensors))
+            h = entropy(self.network(x_aug, teacher.parameters))
         change = statistics_change(means, clean, h)
         # Minimised by magnitudes through the images, by selection as a score function.
         score = (self.config.lambda_norm * change - h).detach() * logits[:, 0].log_softmax(0)[rows]
@@ -178,7 +187,7 @@ class Tesla(PixelAdapter):
     def _ask(self, views: list[Tensor], teacher: Teacher) -> Tensor:
         """Return log of the teacher's mean prediction over the views, the original last; a queue refines it."""
         with capture_input(self.head()[1]) as features:
-            log_q = mean_prediction([self.network(view, teacher.tensors) for view in reversed(views)])
+            log_q = mean_prediction([self.network(view, teacher.parameters) for view in reversed(views)])
         if not self.config.queue:
             return log_q
         z = torch.stack(features).mean(0).flatten(1)

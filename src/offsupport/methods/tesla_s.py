@@ -12,6 +12,7 @@ from torch import Tensor
 from offsupport.functional import Moments, symmetric_gaussian_kl, update_moments
 from offsupport.functional.gaussian import precision
 from offsupport.methods.config import MethodInfo, require
+from offsupport.methods.features import feature_moments, features_of
 from offsupport.methods.registry import register
 from offsupport.methods.tesla import Tesla, TeslaConfig
 from offsupport.nn.inspect import capture_input
@@ -101,14 +102,4 @@ class TeslaS(Tesla):
 
     def collect(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return the mean and the unbiased covariance of the source's features, of the model as it came."""
-        moments: Moments | None = None
-        with self.policy.using("source"), torch.no_grad():
-            for x in batches:
-                with capture_input(self.head()[1]) as features:
-                    self.network(x)
-                z = features[0].flatten(1)
-                moments = update_moments(moments or Moments.none(z.shape[1], like=z), z)
-        if moments is None:
-            return {}
-        count = moments.count
-        return {"feature_mean": moments.mean, "feature_cov": moments.cov * count / (count - 1).clamp(min=1)}
+        return feature_moments(features_of(self, batches))

@@ -2,15 +2,19 @@
 
 from offsupport.nn.norm import adopt_batch_norm, affine_parameters, norm_layers
 from offsupport.nn.normalized import Normalized
+from offsupport.nn.projected import WithProjection, projected, projection_head
 from offsupport.nn.resnet import ResNet, group_norm, resnet18, resnet26, resnet50
 
 __all__ = [
     "Normalized",
     "ResNet",
+    "WithProjection",
     "adopt_batch_norm",
     "affine_parameters",
     "group_norm",
     "norm_layers",
+    "projected",
+    "projection_head",
     "resnet18",
     "resnet26",
     "resnet50",
