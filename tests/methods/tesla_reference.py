@@ -42,6 +42,7 @@ class Reference:
             "rotation": "constant",
             "sampling": "uniform",
             "score_stats": "batch",
+            "bn_momentum": 0.1,
             "align_weight": 0.05,
             "moment_window": 1280,
             **options,

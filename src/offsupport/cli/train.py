@@ -34,7 +34,5 @@ def train(
         emit_json(card)
     else:
         low, high = card["test"]["ci95"]
-        say(
-            f"Clean accuracy {100 * card['test']['accuracy']:.2f} % ({100 * low:.2f}-{100 * high:.2f}), {card['epochs']} epochs"
-        )
+        say(f"Clean accuracy {100 * card['test']['accuracy']:.2f} % ({100 * low:.2f}-{100 * high:.2f}), {card['epochs']} epochs")
         say(f"Weights and card: {folder}")
