@@ -93,7 +93,7 @@ def test_a_zero_update_is_the_layer_bit_for_bit(kind, dtype):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_by_finite_differences(kind):
-    plain, layer, parameters = with_update(kind, rank=2)
+    _, layer, parameters = with_update(kind, rank=2)
     x = inputs(kind)[:2].requires_grad_()
     names = [name.removeprefix("0.") for name in parameters] + ["weight"]
     values = [dict(layer.named_parameters())[name].detach().requires_grad_() for name in names]
