@@ -88,7 +88,9 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
         "source_images": adapter.source.samples if adapter.source else 0,
     }
     timing = {"seconds": result.seconds, "peak_bytes": result.memory}
-    return Outcome({**_measured(result), "warnings": remarks}, provenance, timing)
+    findings = adapter.findings()
+    measured = {**_measured(result), "warnings": remarks, **({"findings": findings} if findings else {})}
+    return Outcome(measured, provenance, timing)
 
 
 def _adapter(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
