@@ -12,24 +12,33 @@ from offsupport.bench.store import Record, Store
 from offsupport.core.errors import ConfigError
 from offsupport.functional import wilson
 from offsupport.paper import TABLES, Options, cells_of, payload
-from offsupport.paper.synthetic import below_by_column, outcomes, synthetic_rows
+from offsupport.paper.synthetic import below_by_column, bounded, outcomes, synthetic_rows
 from offsupport.report.page import render
 from offsupport.report.run_page import run_page
 
 
-def record(method, outcome, metric="accuracy", first=0, shift="dense", distances=(12.0,)):
-    outcome = np.asarray(outcome, dtype=float).reshape(-1, len(distances))
-    config = LatentConfig(method=method, shift=shift, distances=list(distances), first=first, runs=len(outcome))
+def record(method, outcome, metric="accuracy", first=0, shift="dense", distances=(12.0,), targets=1):
+    """What a cell would have stored; outcome is (runs, distances) or, with several targets, (runs, distances, targets)."""
+    outcome = np.asarray(outcome, dtype=float).reshape(-1, len(distances), targets)
+    config = LatentConfig(
+        method=method, shift=shift, distances=list(distances), first=first, runs=len(outcome), targets=targets
+    )
     cell = config.cell()
-    return Record(cell.key, cell, {"metric": metric, "outcome": outcome.tolist()}, {}, {"seconds": 1.0})
+    measured = {"metric": metric, "outcome": outcome.mean(-1).tolist(), "first_target": outcome[..., 0].tolist()}
+    return Record(cell.key, cell, measured, {}, {"seconds": 1.0})
 
 
 def test_blocks_cover_the_runs_once():
-    cells = cells_of(TABLES["table1"], "small", Options(runs=60, methods=("vae",)))
-    spans = sorted((c.config["shift"], c.config["first"], c.config["runs"]) for c in cells)
-    assert spans == [
-        (shift, first, runs) for shift in ("dense", "sparse") for first, runs in ((0, 25), (25, 25), (50, 10))
-    ]
+    for method, expected in (("vae", [(0, 50), (50, 10)]), ("trimmed-nn", [(0, 25), (25, 25), (50, 10)])):
+        cells = cells_of(TABLES["table1"], "small", Options(runs=60, methods=(method,)))
+        spans = [(c.config["shift"], c.config["first"], c.config["runs"]) for c in cells]
+        assert spans == [(shift, *span) for shift in ("dense", "sparse") for span in expected]
+
+
+def test_only_methods_that_do_not_fit_targets_have_several():
+    cells = cells_of(TABLES["table1"], "smoke", Options())
+    assert {c.config["method"]: c.config["targets"] for c in cells if c.config["targets"] == 1} == {"vae": 1, "imsda": 1}
+    assert all(("kl" in c.config["options"]) == (c.config["targets"] == 1) for c in cells)
 
 
 def test_accuracy_is_wilson_over_all_blocks():
@@ -60,6 +69,49 @@ def test_claims_pair_the_same_runs():
     assert other.verdict == "does-not-hold"
 
 
+def test_several_targets_of_a_run_count_as_one_draw():
+    rng = np.random.default_rng(0)
+    easy = rng.random(200) < 0.5  # all targets of a run are right, or all are wrong
+    clustered = np.repeat(easy[:, None], 10, 1)
+    (row,) = synthetic_rows([record("extrapolator", clustered, targets=10)], {})
+    (alone,) = synthetic_rows([record("extrapolator", easy)], {})
+    assert (row.value, row.n) == (pytest.approx(easy.mean()), 2000)
+    assert row.high - row.low == pytest.approx(alone.high - alone.low, rel=0.1)
+
+
+def test_methods_with_several_targets_meet_others_on_the_first():
+    rng = np.random.default_rng(0)
+    ours = (rng.random((200, 1, 10)) < 0.9).astype(float)
+    ours[:, 0, 0] = 0  # wrong on every first target
+    theirs = np.ones(200)
+    records = [record("vae", theirs), record("extrapolator", ours, targets=10)]
+    (claim,) = below_by_column(records, [("vae", "extrapolator", "dense")])
+    assert claim.evidence["value"] == pytest.approx(-100)
+    records = [record("trimmed-nn", 0 * ours, targets=10), record("extrapolator", ours, targets=10)]
+    (claim,) = below_by_column(records, [("extrapolator", "trimmed-nn", "dense")])
+    assert claim.evidence["value"] == pytest.approx(-100 * ours.mean())
+
+
+def test_a_bound_is_met_when_the_interval_is():
+    right = np.random.default_rng(0).random((300, 1)) < 0.97
+    (met,) = bounded([record("extrapolator", right)], "extrapolator", {"dense-12": 0.1, "dense-5": 0.1})
+    (missed,) = bounded([record("extrapolator", right)], "extrapolator", {"dense-12": 0.005})
+    (open_,) = bounded([record("extrapolator", right)], "extrapolator", {"dense-12": 0.03})
+    assert (met.verdict, missed.verdict, open_.verdict) == ("holds", "does-not-hold", "undecided")
+    assert met.evidence["value"] == pytest.approx(100 * (1 - right.mean() - 0.1))
+    assert met.evidence["low"] <= met.evidence["value"] <= met.evidence["high"]
+
+
+def test_a_margin_allows_some_loss():
+    rng = np.random.default_rng(0)
+    base = rng.random((400, 1)) < 0.9
+    worse = base & (rng.random((400, 1)) < 0.98)
+    records = [record("extrapolator-inferred", worse), record("extrapolator", base)]
+    pair = [("extrapolator-inferred", "extrapolator", "dense")]
+    assert below_by_column(records, pair)[0].verdict == "does-not-hold"
+    assert below_by_column(records, pair, margin=0.05)[0].verdict == "holds"
+
+
 def test_a_cell_computes_what_the_block_function_does(tmp_path):
     from offsupport.latent.score import run_block
 
@@ -70,7 +122,7 @@ def test_a_cell_computes_what_the_block_function_does(tmp_path):
     Store(tmp_path).write(config.cell(), outcome)
     found = outcomes([Store(tmp_path).read(config.cell().key)])
     assert set(found["only-source"]) == {"sparse-18", "sparse-24"}
-    assert set(found["only-source"]["sparse-18"]) == {7, 8}
+    assert set(found["only-source"]["sparse-18"].mean) == {7, 8}
 
 
 @pytest.mark.parametrize("name", ["table1", "tableA1"])

@@ -6,7 +6,16 @@ from offsupport.bench.cell import Cell
 from offsupport.paper.declare import TABLES, Options, Table
 from offsupport.paper.synthetic import below_by_column, blocks, synthetic_rows
 
-METHODS = ("only-source", "imsda", "vae", "trimmed-nn", "extrapolator", "given-c", "constant")
+METHODS = (
+    "only-source",
+    "imsda",
+    "vae",
+    "trimmed-nn",
+    "extrapolator",
+    "extrapolator-inferred",
+    "given-c",
+    "constant",
+)
 COLUMNS = {"dense": (3.5, 5.0, 12.0, 18.0, 24.0, 30.0), "sparse": (18.0, 24.0, 30.0, 36.0)}
 """The printed distances, and two close to the support (radius 3)."""
 RUNS = {"smoke": 4, "small": 50, "paper": 500}
