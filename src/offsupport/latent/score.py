@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -102,6 +102,34 @@ def run_block(
         estimator = make(method, draws.process, options or {})
         predicted = _predict(estimator, draws, method in TRANSDUCTIVE)
     return _compare(draws, torch.as_tensor(predicted))
+
+
+def held_out_likelihood(
+    shift: Shift,
+    method: str,
+    seeds: Sequence[int],
+    distance: float,
+    *,
+    held_out: int = 2000,
+    options: dict[str, Any] | None = None,
+) -> np.ndarray[Any, Any]:
+    """Return the (R,) mean log-likelihoods of source samples that ``vae`` or ``imsda`` was not fitted to, in nats.
+
+    Args:
+        shift: ``dense`` or ``sparse``.
+        method: One of ``TRANSDUCTIVE``.
+        seeds: Runs.
+        distance: Of the one unlabelled target the model is fitted beside.
+        held_out: How many source samples per run.
+        options: Fields of the estimator to set differently.
+    """
+    if method not in TRANSDUCTIVE:
+        raise ConfigError(f"{method!r} has no likelihood of x.", nearest(method, TRANSDUCTIVE))
+    fitted = preset("table", shift).n_source
+    draws = draw(preset("table", shift, n_source=fitted + held_out), seeds, [distance])
+    estimator = cast("Vae", make(method, draws.process, options or {}))
+    estimator.fit(draws.x[:, :fitted], draws.y[:, :fitted], draws.x_tgt[:, 0])
+    return np.asarray(estimator.log_likelihood(draws.x[:, fitted:]).mean(1), dtype=np.float64)
 
 
 def make(method: str, process: Process, options: dict[str, Any]) -> LatentEstimator:

@@ -35,7 +35,7 @@ def sigmoid_flow(s: Tensor, flow: Tensor, offsets: Tensor, units: int) -> tuple[
     sizes = [units, units, units, 1, units, units, units, units]
     a, b, w, _, a2, b2, w2, u = torch.split(flow.flatten(0, 1)[:, None], sizes, -1)  # each (R d, 1, units)
     a, a2 = (functional.softplus(slopes + INVERSE_SOFTPLUS_1) for slopes in (a, a2))
-    mix = (w.mT.unflatten(0, (runs, d)) + offsets[:, None]).softmax(-2).flatten(0, 1)
+    mix = (torch.unflatten(w.mT, 0, (runs, d)) + offsets[:, None]).softmax(-2).flatten(0, 1)
     mix2, u = w2.softmax(-1).mT, u.softmax(-1).mT  # u: a convex mixture of the hidden outputs
     h, gain = _mixture(torch.baddbmm(b, s.mT.reshape(runs * d, n, 1), a), mix, a.mT * mix)
     out, gain2 = _mixture(torch.baddbmm(b2, h, u @ a2), mix2, a2.mT * mix2)

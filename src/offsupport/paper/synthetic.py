@@ -1,21 +1,18 @@
-"""Rows and claims of the synthetic tables: one or more targets per run, runs paired over methods."""
+"""Cells, rows and claims of the synthetic tables: one or more targets per run, runs paired over methods."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
-
-import numpy as np
 
 from offsupport.bench.cell import Cell
 from offsupport.bench.latent_cell import LatentConfig
-from offsupport.bench.stats import Estimate, difference_estimate, mean_estimate
+from offsupport.bench.stats import Estimate
 from offsupport.bench.store import Record
 from offsupport.core.errors import ConfigError, nearest
-from offsupport.functional import wilson
 from offsupport.latent.process import Process
 from offsupport.latent.score import KL, TRANSDUCTIVE
+from offsupport.paper.columns import Config, Metric, Names, difference, estimate, metric_of, outcomes, shifted
 from offsupport.paper.declare import Claim, Options, Row, below
 from offsupport.paper.errors import Printed
 
@@ -29,23 +26,26 @@ TARGETS = 10
 """Targets per run of the methods whose fit does not depend on the target; the others fit anew for their only one."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """What one method gave at one distance, by seed: correctness or squared error.
-
-    Attributes:
-        mean: Mean over the targets of a run.
-        first: The first target alone, which is the same whatever the number of targets.
-        targets: Targets per run.
-    """
-
-    mean: dict[int, float]
-    first: dict[int, float]
-    targets: int
+PLAIN = Names()
 
 
-Outcomes = Mapping[str, Mapping[str, Column]]
-"""By method and column."""
+def _row_with_options(config: Config) -> str:
+    usual = KL.get((config["method"], config["task"], config["shift"]))
+    options = {name: value for name, value in config["options"].items() if (name, value) != ("kl", usual)}
+    return ", ".join([config["method"], *_settings(options)])
+
+
+def _group_with_changes(config: Config) -> str:
+    process = [] if config["process"] == "table" else [f"process={config['process']}"]
+    return ", ".join([config["shift"], *process, *_settings(config["changes"])])
+
+
+def _settings(values: Config) -> list[str]:
+    return [f"{name}={value}" for name, value in sorted(values.items())]
+
+
+WITH_CHANGES = Names(_row_with_options, _group_with_changes)
+"""Rows say which options, columns which process differs from Table 1."""
 
 
 def blocks(
@@ -53,7 +53,7 @@ def blocks(
     columns: Mapping[str, Sequence[float]],
     task: Literal["classification", "regression"],
     runs: int,
-    options: Options,
+    asked: Options,
     **settings: Any,
 ) -> list[Cell]:
     """Return the cells of a synthetic table: methods x kinds of shift x blocks of runs with seeds 0, 1, ...
@@ -62,18 +62,18 @@ def blocks(
         methods: The rows.
         columns: Distances by kind of shift.
         task: What is predicted.
-        runs: How many, unless the options say otherwise.
-        options: What the user asked for.
+        runs: How many, unless the user says otherwise.
+        asked: What the user may change.
         **settings: Fields of :class:`LatentConfig` that hold for all cells.
     """
-    for method in options.methods or ():
+    for method in asked.methods or ():
         if method not in methods:
             raise ConfigError(f"This table has no method {method!r}.", nearest(method, methods))
     return [
         cell
-        for method in options.methods or methods
+        for method in asked.methods or methods
         for shift, distances in columns.items()
-        for cell in method_blocks(method, shift, distances, options.runs or runs, task=task, **settings)
+        for cell in method_blocks(method, shift, distances, asked.runs or runs, task=task, **settings)
     ]
 
 
@@ -97,35 +97,19 @@ def method_blocks(method: str, shift: str, distances: Sequence[float], runs: int
     ]
 
 
-def outcomes(records: Sequence[Record]) -> Outcomes:
-    """Return what every run of every method gave."""
-    table: dict[str, dict[str, Column]] = {}
-    for record in records:
-        config, found = record.cell.config, record.deterministic
-        seeds = range(config["first"], config["first"] + config["runs"])
-        for at, distance in enumerate(config["distances"]):
-            column = table.setdefault(config["method"], {}).setdefault(
-                f"{config['shift']}-{distance:g}", Column({}, {}, config["targets"])
-            )
-            for part, name in ((column.mean, "outcome"), (column.first, "first_target")):
-                rows = found.get(name, found["outcome"])
-                part.update({seed: row[at] for seed, row in zip(seeds, rows, strict=True)})
-    return table
-
-
-def synthetic_rows(records: Sequence[Record], printed: Printed) -> list[Row]:
+def synthetic_rows(records: Sequence[Record], printed: Printed, names: Names = PLAIN) -> list[Row]:
     """Return the accuracy or mean squared error of every column.
 
     Intervals are Wilson's for accuracies of one target per run, else from a bootstrap over runs.
     """
-    metric = _metric(records)
+    metric = metric_of(records)
     rows = []
-    for method, columns in outcomes(records).items():
+    for row, columns in outcomes(records, names).items():
         for name, column in columns.items():
             found = estimate(column, metric)
             rows.append(
                 Row(
-                    method=method,
+                    method=row,
                     column=name,
                     metric=metric,
                     unit="fraction",
@@ -133,44 +117,33 @@ def synthetic_rows(records: Sequence[Record], printed: Printed) -> list[Row]:
                     low=found.low,
                     high=found.high,
                     n=len(column.mean) * column.targets,
-                    paper=printed.get((method, name)),
+                    paper=printed.get((row, name)),
                 )
             )
     return rows
 
 
-def estimate(column: Column, metric: str) -> Estimate:
-    """Return the mean of a column; the runs are what is independent, not their targets."""
-    values = list(column.mean.values())
-    if metric == "accuracy" and column.targets == 1:
-        right = round(sum(values))
-        low, high = wilson(right, len(values))
-        return Estimate(right / len(values), low, high, len(values))
-    return mean_estimate(np.array(values)[:, None])
-
-
 def below_by_column(
-    records: Sequence[Record], pairs: Sequence[tuple[str, str, str]], margin: float = 0.0
+    records: Sequence[Record], pairs: Sequence[tuple[str, str, str]], margin: float = 0.0, names: Names = PLAIN
 ) -> list[Claim]:
-    """Check for each (a, b, shift), in every column of that shift, that a errs less than b on the same runs.
-
-    Methods with the same number of targets per run are compared on all of them, others on the first one.
+    """Check for each (a, b, group), in every column of that group, that a errs less than b on the same runs.
 
     Args:
         records: The results.
-        pairs: Which methods under which shift.
+        pairs: Which rows in which group of columns.
         margin: How much more than b a may err, as a fraction or in squared units.
+        names: How the table names its rows and columns.
     """
-    table, metric = outcomes(records), _metric(records)
+    table, metric = outcomes(records, names), metric_of(records)
     claims = []
-    for better, worse, shift in pairs:
+    for better, worse, group in pairs:
         shared = [name for name in table.get(better, {}) if name in table.get(worse, {})]
-        for column in (name for name in shared if name.startswith(f"{shift}-")):
-            found = _difference(table[better][column], table[worse][column], metric)
+        for column in (name for name in shared if name.startswith(f"{group}-")):
+            found = difference(table[better][column], table[worse][column], metric)
             what, over = _words(metric), f", or at most {margin:g} more," if margin else ""
             sentence = f"{better} has a lower {what}{over} than {worse} at {column}"
             quantity = f"{what}({better}) - {what}({worse})" + (f" - {margin:g}" if margin else "")
-            claims.append(below(sentence, shifted(found, margin), quantity, percent=metric == "accuracy"))
+            claims.append(below(sentence, shifted(found, margin), quantity, unit=_unit(metric)))
     return claims
 
 
@@ -182,37 +155,23 @@ def bounded(records: Sequence[Record], method: str, bounds: Mapping[str, float])
         method: Whose.
         bounds: Largest share of errors, or mean squared error, by column.
     """
-    columns, metric = outcomes(records).get(method, {}), _metric(records)
+    columns, metric = outcomes(records, PLAIN).get(method, {}), metric_of(records)
     claims = []
     for name in (name for name in bounds if name in columns):
-        found, what = estimate(columns[name], metric), _words(metric)
+        found = estimate(columns[name], metric)
         if metric == "accuracy":
             found = Estimate(1 - found.value, 1 - found.high, 1 - found.low, found.n)
             sentence = f"{method} is right at least {1 - bounds[name]:.3g} of the time at {name}"
         else:
             sentence = f"{method} has a mean squared error of at most {bounds[name]:g} at {name}"
-        quantity = f"{what}({method}) - {bounds[name]:.3g}"
-        claims.append(below(sentence, shifted(found, bounds[name]), quantity, percent=metric == "accuracy"))
+        quantity = f"{_words(metric)}({method}) - {bounds[name]:.3g}"
+        claims.append(below(sentence, shifted(found, bounds[name]), quantity, unit=_unit(metric)))
     return claims
 
 
-def shifted(found: Estimate, by: float) -> Estimate:
-    """Return an estimate less a constant."""
-    return Estimate(found.value - by, found.low - by, found.high - by, found.n)
-
-
-def _difference(ours: Column, theirs: Column, metric: str) -> Estimate:
-    alike = ours.targets == theirs.targets
-    a, b = (column.mean if alike else column.first for column in (ours, theirs))
-    seeds = sorted(a.keys() & b.keys())
-    left, right = (np.array([[values[seed]] for seed in seeds], dtype=np.float64) for values in (a, b))
-    return difference_estimate(1 - left, 1 - right) if metric == "accuracy" else difference_estimate(left, right)
-
-
-def _metric(records: Sequence[Record]) -> Literal["accuracy", "mse"]:
-    metric: Literal["accuracy", "mse"] = records[0].deterministic["metric"] if records else "accuracy"
-    return metric
-
-
-def _words(metric: str) -> str:
+def _words(metric: Metric) -> str:
     return "error" if metric == "accuracy" else "squared error"
+
+
+def _unit(metric: Metric) -> Literal["percentage points", "squared units"]:
+    return "percentage points" if metric == "accuracy" else "squared units"
