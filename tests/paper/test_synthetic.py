@@ -7,13 +7,16 @@ import pytest
 
 from offsupport.bench.cell import Place, compute
 from offsupport.bench.latent_cell import LatentConfig
+from offsupport.bench.likelihood_cell import LikelihoodConfig
+from offsupport.bench.radius_cell import RadiusConfig
 from offsupport.bench.runs import Status
 from offsupport.bench.store import Record, Store
 from offsupport.core.errors import ConfigError
 from offsupport.functional import wilson
 from offsupport.paper import TABLES, Options, cells_of, payload
-from offsupport.paper.columns import Names, outcomes
-from offsupport.paper.synthetic import below_by_column, bounded, synthetic_rows
+from offsupport.paper.columns import Names, median_radii, outcomes
+from offsupport.paper.sensitivity import CLAIMS as SENSITIVITY_CLAIMS
+from offsupport.paper.synthetic import WITH_CHANGES, below_by_column, bounded, synthetic_rows
 from offsupport.report.page import render
 from offsupport.report.run_page import run_page
 
@@ -146,6 +149,53 @@ def test_report_draws_a_curve_per_shift():
     page = render(run_page(table.title, "about", found, Status(records, {}, {})))
     assert page.count("<svg") == 2
     assert "as printed" in page
+
+
+def test_report_marks_the_median_radius_of_theorem_1():
+    cell = RadiusConfig(shift="dense", runs=3).cell()
+    radii = {"radius": {"certified": [0.1, 0.2, 0.9], "local": [0.3, 0.5, 7.0]}}
+    records = [record("vae", [1, 0, 1]), Record(cell.key, cell, radii, {}, {"seconds": 1.0})]
+    assert median_radii(records) == {"dense": {"certified": 0.2, "local": 0.5}}
+    found = payload(TABLES["table1"], "smoke", records)
+    page = render(run_page("title", "about", found, Status(records, {}, {})))
+    assert "Theorem 1 radius" in page
+    assert "0.20 certified, 0.50 local" in page
+
+
+def test_rows_and_columns_say_what_differs_from_table_1():
+    cells = cells_of(TABLES["sensitivity"], "smoke", Options())
+    rows = {WITH_CHANGES.row(cell.config) for cell in cells}
+    groups = {WITH_CHANGES.group(cell.config) for cell in cells}
+    assert {"vae", "vae, kl=0.01", "vae, kl=0.001", "vae, prior=classes", "only-source"} <= rows
+    assert groups == {group for _, _, group in SENSITIVITY_CLAIMS}
+    assert len(cells) == len(set(cells))
+    harder = cells_of(TABLES["harder"], "smoke", Options())
+    assert {WITH_CHANGES.group(c.config) for c in harder} == {"sparse, influence=varying", "sparse, noise=0.05"}
+
+
+def test_the_weight_in_use_is_the_one_of_highest_likelihood():
+    def stored(kl, nats):
+        cell = LikelihoodConfig(method="vae", shift="dense", options={"kl": kl}, runs=len(nats)).cell()
+        return Record(cell.key, cell, {"nats": list(nats)}, {}, {"seconds": 1.0})
+
+    noise = np.random.default_rng(0).normal(size=30)
+    records = [stored(0.1, -7 + noise), stored(0.01, -7.5 + noise), stored(0.001, -6.5 + noise)]
+    found = payload(TABLES["kl-choice"], "paper", records)
+    assert [row["value"] for row in found["rows"]] == pytest.approx([v + noise.mean() for v in (-7, -7.5, -6.5)])
+    assert [claim["verdict"] for claim in found["claims"]] == ["holds", "does-not-hold"]
+    assert found["claims"][0]["evidence"]["value"] == pytest.approx(-0.5)
+    assert len(cells_of(TABLES["kl-choice"], "smoke", Options(methods=("vae",)))) == 6
+    with pytest.raises(ConfigError, match="no method 'trimmed-nn'"):
+        cells_of(TABLES["kl-choice"], "smoke", Options(methods=("trimmed-nn",)))
+
+
+def test_cells_of_the_other_kinds_compute(tmp_path):
+    radius = compute(RadiusConfig(shift="dense", first=1_000_000, runs=1).cell(), Place(tmp_path)).deterministic
+    assert {way: len(values) for way, values in radius["radius"].items()} == {"certified": 1, "sampled": 1, "local": 1}
+    assert 0 < radius["radius"]["certified"][0] <= radius["radius"]["sampled"][0] <= radius["radius"]["local"][0]
+    config = LikelihoodConfig(method="vae", shift="dense", options={"epochs": 1}, first=1_000_000, runs=1)
+    (nats,) = compute(config.cell(), Place(tmp_path)).deterministic["nats"]
+    assert np.isfinite(nats)
 
 
 def test_an_unknown_method_is_refused_before_anything_runs():

@@ -37,7 +37,7 @@ class Row:
     method: str
     column: str
     metric: Literal["accuracy", "error", "mse", "log-likelihood"]
-    unit: Literal["fraction", "percent", "nats"]
+    unit: Literal["fraction", "percent", "squared units", "nats"]
     value: float
     low: float
     high: float

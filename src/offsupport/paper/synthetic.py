@@ -41,7 +41,8 @@ def _group_with_changes(config: Config) -> str:
 
 
 def _settings(values: Config) -> list[str]:
-    return [f"{name}={value}" for name, value in sorted(values.items())]
+    words = {name: f"{value:g}" if isinstance(value, float) else value for name, value in sorted(values.items())}
+    return [f"{name}={word}" for name, word in words.items()]  # 9.0 is 9, as in a stored cell
 
 
 WITH_CHANGES = Names(_row_with_options, _group_with_changes)
@@ -112,7 +113,7 @@ def synthetic_rows(records: Sequence[Record], printed: Printed, names: Names = P
                     method=row,
                     column=name,
                     metric=metric,
-                    unit="fraction",
+                    unit="fraction" if metric == "accuracy" else "squared units",
                     value=found.value,
                     low=found.low,
                     high=found.high,
