@@ -149,7 +149,8 @@ def make(method: str, process: Process, options: dict[str, Any]) -> LatentEstima
 def _predict(estimator: LatentEstimator, draws: Draws, transductive: bool) -> Tensor:
     columns = []
     if not transductive:
-        estimator.fit(draws.x, draws.y)
+        # Trained on by none of these; an extrapolator that infers the shift skips the half it will not need.
+        estimator.fit(draws.x, draws.y, draws.x_tgt.flatten(1, 2) if draws.distances else None)
     for column in draws.x_tgt.unbind(1):
         if transductive:
             estimator.fit(draws.x, draws.y, column)
