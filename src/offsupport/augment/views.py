@@ -99,10 +99,39 @@ def simclr_views(
         >>> one.shape, bool((one == two).all())
         (torch.Size([5, 3, 32, 32]), False)
     """
-    return _simclr_view(x, generator, scale), _simclr_view(x, generator, scale)
+    return simclr_view(x, generator, scale), simclr_view(x, generator, scale)
 
 
-def _simclr_view(x: Tensor, generator: torch.Generator, scale: tuple[float, float]) -> Tensor:
+def weak_views(x: Tensor, count: int, generator: torch.Generator) -> list[Tensor]:
+    """Return ``count`` mild views of each image: enlarged by an eighth, cropped to 80 to 100 % of it, maybe mirrored.
+
+    This is the weak augmentation of TeSLA on CIFAR (resize 32 to 36, crop back to 32). Enlarging and cropping are both
+    linear along an axis, so they are one matrix per image and axis.
+
+    Example:
+        >>> [view.shape for view in weak_views(torch.rand(5, 3, 8, 8), 2, torch.Generator().manual_seed(0))]
+        [torch.Size([5, 3, 8, 8]), torch.Size([5, 3, 8, 8])]
+    """
+    _check_images(x)
+    if not count:
+        return []
+    sizes = tuple(x.shape[-2:])
+    large = [round(1.125 * size) for size in sizes]
+    box = _boxes(count * len(x), large[0], large[1], (0.8, 1.0), (3 / 4, 4 / 3), generator)
+    zero = torch.zeros(1, dtype=torch.float64)
+    rows, columns = (
+        _resize_weights(start, length, grown, size).to(x) @ _resize_weights(zero, zero + size, size, grown).to(x)
+        for start, length, size, grown in zip(box[:2], box[2:], sizes, large, strict=True)
+    )
+    # All channels in one product per image: (H', H) @ (H, C W), then (C H', W) @ (W, W').
+    across = rows @ x.transpose(1, 2).flatten(2).repeat(count, 1, 1)
+    down = across.view(len(rows), *x.transpose(1, 2).shape[1:]).transpose(1, 2).flatten(1, 2)
+    cut = (down @ columns.mT).view(-1, *x.shape[1:])
+    return list(flip(cut, generator).chunk(count))
+
+
+def simclr_view(x: Tensor, generator: torch.Generator, scale: tuple[float, float] = (0.2, 1.0)) -> Tensor:
+    """Return one view of each image: a crop, perhaps mirrored, its colours perhaps changed or taken away."""
     view = flip(random_resized_crop(x, scale, (3 / 4, 4 / 3), generator), generator)
     return grayscale(color_jitter(view, generator), generator)
 

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from offsupport.core.errors import InputError
 from offsupport.methods import guard
 from offsupport.methods.adapter import Adapter
 from offsupport.methods.config import StepConfig, require
@@ -73,11 +72,11 @@ class Following(Adapter):
         """Remember the batch-norm statistics."""
         return {"running": self.policy.follow(self.model, self.config.bn_momentum)}
 
-    def network(self, x: Tensor) -> Tensor:
+    def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         """Run the model; in a step its batch-norm statistics move on."""
         # Memory is replaced, never changed in place: a snapshot may hold it.
         self.policy.running = self.memory["running"].clone()
-        logits = super().network(x)
+        logits = super().network(x, tensors)
         if self.policy.statistics == "ema":
             if self.policy.running.isfinite().all():
                 self.memory["running"] = self.policy.running
@@ -110,13 +109,3 @@ class Following(Adapter):
         """Let the batch-norm statistics follow all the same: they do not depend on what went wrong."""
         self.look(x[guard.plausible_rows(x)])
         return self.predict(x)
-
-
-def require_unit_range(x: Tensor, method: str) -> None:
-    """Refuse images that are not in [0, 1], before a method augments them."""
-    low, high = x.aminmax() if len(x) else (0.0, 1.0)
-    if low < -1e-3 or high > 1 + 1e-3:
-        raise InputError(
-            f"The method {method!r} augments images in [0, 1], and these lie in [{float(low):.3g}, {float(high):.3g}].",
-            "Let the model standardise: offsupport.nn.Normalized(model, mean, std), and pass plain images.",
-        )

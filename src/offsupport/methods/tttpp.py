@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from offsupport.augment import simclr_views
 from offsupport.core.errors import InputError, ModelError
 from offsupport.functional import coral, mean_and_covariance, mean_gap, nt_xent
-from offsupport.methods import guard
+from offsupport.methods.checks import require_images
 from offsupport.methods.config import MethodInfo, require
 from offsupport.methods.features import Sums, features_of
-from offsupport.methods.following import FollowConfig, Following, require_unit_range
+from offsupport.methods.following import FollowConfig, Following
 from offsupport.methods.registry import register
 from offsupport.nn.inspect import capture_input, find_projection
 
@@ -111,7 +111,7 @@ class Tttpp(Following):
     def step(self, x: Tensor) -> Tensor:
         """Descend the loss of the batch, then predict it; images must be in [0, 1]."""
         if self.passes["backward"] == 0:  # never in the middle of a stream
-            require_unit_range(x[guard.plausible_rows(x)], self.info.name)
+            require_images(x, self.info.name)
         return super().step(x)
 
     def loss(self, *seen: Tensor) -> Tensor:
