@@ -81,6 +81,12 @@ def test_the_seed_and_the_data_decide_about_the_bytes(tmp_path):
     assert a["CIFAR-100-C/shot_noise.npy"] != c["CIFAR-100-C/shot_noise.npy"]
     with pytest.raises(FileError, match=r"begun with other settings \(seed\)"):
         make("cifar100-c", tmp_path, tmp_path / "a", corruptions=["shot_noise"], seed=1)
+    manifest = tmp_path / "a" / "CIFAR-100-C" / "manifest.json"
+    older = json.loads(manifest.read_text())
+    older["recipe"]["gone"] = 1
+    manifest.write_text(json.dumps(older))
+    with pytest.raises(FileError, match=r"begun with other settings \(gone\)"):
+        make("cifar100-c", tmp_path, tmp_path / "a", corruptions=["shot_noise"])
 
 
 @pytest.mark.usefixtures("in_process")

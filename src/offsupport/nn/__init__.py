@@ -1,16 +1,24 @@
 """Networks and layers."""
 
+from offsupport.nn.architectures import build_network
+from offsupport.nn.loading import load_model
 from offsupport.nn.norm import adopt_batch_norm, affine_parameters, norm_layers
 from offsupport.nn.normalized import Normalized
+from offsupport.nn.projected import WithProjection, projected, projection_head
 from offsupport.nn.resnet import ResNet, group_norm, resnet18, resnet26, resnet50
 
 __all__ = [
     "Normalized",
     "ResNet",
+    "WithProjection",
     "adopt_batch_norm",
     "affine_parameters",
+    "build_network",
     "group_norm",
+    "load_model",
     "norm_layers",
+    "projected",
+    "projection_head",
     "resnet18",
     "resnet26",
     "resnet50",

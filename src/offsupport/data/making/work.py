@@ -117,7 +117,8 @@ def _claim(job: Job, recipe: dict[str, Any]) -> dict[str, Any]:
         )
     earlier = read_json(begun) if begun.is_file() else manifest.get("recipe")
     if earlier != recipe or manifest.get("recipe") != recipe:
-        changed = sorted(key for key in recipe if not isinstance(earlier, dict) or earlier.get(key) != recipe[key])
+        known = earlier if isinstance(earlier, dict) else {}
+        changed = sorted(key for key in recipe.keys() | known.keys() if known.get(key) != recipe.get(key))
         raise FileError(
             f"{job.folder} was begun with other settings ({', '.join(changed)}).",
             "Choose another --out folder, or delete this one.",
