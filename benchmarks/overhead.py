@@ -61,6 +61,29 @@ def twice(net: nn.Module, x: Tensor) -> None:
     forward_backward(net, x)
 
 
+@functools.lru_cache(maxsize=8)
+def frozen(net: nn.Module) -> nn.Module:
+    """Return a copy whose parameters need no gradient, as a teacher's."""
+    return copy.deepcopy(net).requires_grad_(False)
+
+
+def teacher_and_student(net: nn.Module, x: Tensor) -> None:
+    """Run eight passes of a teacher, one of them back to its input alone, and two of a student, back and forth."""
+    teacher = frozen(net)
+    for _ in range(7):
+        forward(teacher, x)
+    image = x.clone().requires_grad_()
+    torch.autograd.grad(entropy_loss(teacher(image)), image)
+    twice(net, x)
+
+
+def copies_of_each(net: nn.Module, x: Tensor) -> None:
+    """Run a forward and a backward pass over 32 copies of each image, and a forward pass of the image."""
+    for image in x[:, None]:
+        forward_backward(net, image.repeat(32, 1, 1, 1))
+        forward(net, image)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One row of the table: a method, and the passes it cannot do without.
@@ -71,6 +94,7 @@ class Case:
         bare: The passes.
         options: Hyper-parameters that keep the filters open, so that no step is skipped.
         source: Whether the method is given source statistics.
+        images: How many images of a batch it is given; None for all.
     """
 
     name: str
@@ -78,6 +102,7 @@ class Case:
     bare: Passes
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     source: bool = False
+    images: int | None = None
 
 
 # A learning rate that leaves the network as it is: every round then does the same work.
@@ -92,9 +117,18 @@ CASES = (
     Case("eata, no source", "eata", forward_backward, {**OPEN, "redundancy": 1.1}),
     Case("eata", "eata", forward_backward, {**OPEN, "redundancy": 1.1}, source=True),
     Case("sar", "sar", twice, {**OPEN, "reset_below": 0.0}),
+    Case("memo, 4 images", "memo", copies_of_each, STEP, images=4),
+    Case("tesla", "tesla", teacher_and_student, STEP),
+    Case("tesla-s", "tesla-s", teacher_and_student, STEP, source=True),
 )
 WARM_UP = 2
-EXPECTED: dict[Passes, tuple[int, int]] = {forward: (1, 0), forward_backward: (1, 1), twice: (2, 2)}
+EXPECTED: dict[Passes, tuple[int, int]] = {
+    forward: (1, 0),
+    forward_backward: (1, 1),
+    twice: (2, 2),
+    teacher_and_student: (10, 3),
+    copies_of_each: (8, 4),
+}
 
 
 def bare_network(model: nn.Module, adapted: Adapter) -> nn.Module:
@@ -134,7 +168,8 @@ def measure(width: int, batch: int, rounds: int) -> list[dict[str, Any]]:
         for r in range(rounds + WARM_UP):
             x, turn, first = data[r % len(data)], r % len(CASES), r % 2
             for i in (*range(turn, len(CASES)), *range(turn)):
-                sides = (functools.partial(adapted[i], x), functools.partial(CASES[i].bare, bare[i], x))
+                given = x[: CASES[i].images]
+                sides = (functools.partial(adapted[i], given), functools.partial(CASES[i].bare, bare[i], given))
                 pair = {side: timed(sides[side]) for side in (first, 1 - first)}
                 times[i].append((pair[0], pair[1]))
             advance()
