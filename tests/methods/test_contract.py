@@ -25,14 +25,17 @@ REFUSED = {
     ("tent", "no_norm"),
     ("eata", "no_norm"),
     ("sar", "no_norm"),
+    *(("tttpp", network) for network in NETWORKS if network != "projection"),
 }
+# What a projection head adds is idle but for the method that uses it.
+IDLE = {(method, "projection") for method in METHODS if method != "tttpp"}
 # Few copies keep a method that steps for every single image quick, and say the same.
 HYPER = {"memo": {"copies": 4}}
 CASES = {
     f"{method}{'' if source else '-without-source'}/{network}": Case(method, factory, HYPER.get(method, {}), source)
     for method, source in ROWS
     for network, factory in NETWORKS.items()
-    if (method, network) not in REFUSED and (source or network in ("batch_norm", "group_norm"))
+    if (method, network) not in REFUSED | IDLE and (source or network in ("batch_norm", "group_norm"))
 }
 
 
@@ -71,18 +74,20 @@ def test_every_hyper_parameter_has_an_effect(method, source):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_is_constant(method):
-    check_memory(Case(method, NETWORKS["batch_norm_1d"], HYPER.get(method, {})))
+    check_memory(Case(method, NETWORKS["projection" if method == "tttpp" else "batch_norm_1d"], HYPER.get(method, {})))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_is_constant_over_two_thousand_batches(method):
-    check_memory(Case(method, NETWORKS["batch_norm"], HYPER.get(method, {})), batches=2000)
+    check_memory(
+        Case(method, NETWORKS["projection" if method == "tttpp" else "batch_norm"], HYPER.get(method, {})), batches=2000
+    )
 
 
 def test_contract_names_every_check_once():
     names = [where for where, _ in contract("bn")]
-    assert len(names) == len(set(names)) == 4 * len(CHECKS) + 2
+    assert len(names) == len(set(names)) == 5 * len(CHECKS) + 2
     assert "bn/one_pixel/reset" in names
 
 

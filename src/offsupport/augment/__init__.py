@@ -2,7 +2,15 @@
 
 from offsupport.augment.operations import OPERATIONS, Operation
 from offsupport.augment.policy import Draw, Policy, random_augment
-from offsupport.augment.views import color_jitter, flip, grayscale, random_resized_crop, simclr_views, weak_views
+from offsupport.augment.views import (
+    color_jitter,
+    flip,
+    grayscale,
+    random_resized_crop,
+    simclr_view,
+    simclr_views,
+    weak_views,
+)
 
 __all__ = [
     "OPERATIONS",
@@ -14,6 +22,7 @@ __all__ = [
     "grayscale",
     "random_augment",
     "random_resized_crop",
+    "simclr_view",
     "simclr_views",
     "weak_views",
 ]

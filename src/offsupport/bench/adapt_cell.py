@@ -11,6 +11,7 @@ import numpy as np
 
 from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
 from offsupport.bench.correctness import pack
+from offsupport.bench.models import pinned
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +40,7 @@ class AdaptConfig:
     preset: str | None = None
     """Named hyper-parameters (``cifar10``)."""
     model: str = "digits-small"
-    """Name of the source model, or ``module:function`` that returns one."""
+    """Name of the source model (``zoo:NAME``, ``file:PATH``), or ``module:function`` that returns one."""
     seed: int = 0
     """Seed of the stream's order and of the method's random draws."""
     protocol: Literal["online", "continual", "episodic"] = "online"
@@ -56,8 +57,8 @@ class AdaptConfig:
     """Threads of the computation."""
 
     def cell(self) -> Cell:
-        """Return the cell of these settings."""
-        return make_cell("adapt", self)
+        """Return the cell of these settings; the hash of the model's weights, where it has any yet, is part of it."""
+        return make_cell("adapt", dataclasses.replace(self, model=pinned(self.model)))
 
 
 def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
@@ -87,7 +88,9 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
         "source_images": adapter.source.samples if adapter.source else 0,
     }
     timing = {"seconds": result.seconds, "peak_bytes": result.memory}
-    return Outcome({**_measured(result), "warnings": remarks}, provenance, timing)
+    findings = adapter.findings()
+    measured = {**_measured(result), "warnings": remarks, **({"findings": findings} if findings else {})}
+    return Outcome(measured, provenance, timing)
 
 
 def _adapter(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
@@ -127,7 +130,10 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
     for config in {str((c.model, c.method, c.preset, c.hyper)): c for c in configs}.values():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            _adapter(dataclasses.replace(config, source_images=0), models[config.model], place)
+            # Where statistics are required, a few images tell whether they can be made.
+            few = 2 * config.batch_size if METHODS[config.method].info.source == "required" else 0
+            few = min(few, config.source_images)
+            _adapter(dataclasses.replace(config, source_images=few), models[config.model], place)
 
 
 def _stream(config: AdaptConfig, place: Place) -> Stream:

@@ -7,12 +7,14 @@ from offsupport.functional.distillation import distillation_loss, mean_predictio
 from offsupport.functional.entropy import as_rows, entropy, marginal_entropy, mutual_information
 from offsupport.functional.gaussian import Moments, gaussian_kl, symmetric_gaussian_kl, update_moments
 from offsupport.functional.intervals import wilson
+from offsupport.functional.sparsity import effective_rank, soft_threshold
 
 __all__ = [
     "Moments",
     "as_rows",
     "coral",
     "distillation_loss",
+    "effective_rank",
     "entropy",
     "gaussian_kl",
     "marginal_entropy",
@@ -22,6 +24,7 @@ __all__ = [
     "mutual_information",
     "nt_xent",
     "self_training_loss",
+    "soft_threshold",
     "symmetric_diagonal_kl",
     "symmetric_gaussian_kl",
     "update_class_moments",

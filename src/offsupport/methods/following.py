@@ -15,6 +15,9 @@ from offsupport.methods.config import StepConfig, require
 from offsupport.nn.inspect import encoder_parameters
 from offsupport.nn.norm import Statistics
 
+FLAT = 1e-6
+"""Features that vary by less than this share of the source's variance say nothing of a distribution."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FollowConfig(StepConfig):
@@ -45,7 +48,11 @@ class Following(Adapter):
 
     @abc.abstractmethod
     def look(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Run the forward passes of a step, each under ``self.policy.using("ema")``; return what the loss needs."""
+        """Run the forward passes of a step, each under ``self.policy.using("ema")``.
+
+        Returns:
+            The features of the batch (N, D), and what else the loss needs.
+        """
 
     @abc.abstractmethod
     def loss(self, *seen: Tensor) -> Tensor:
@@ -77,8 +84,19 @@ class Following(Adapter):
         if len(usable) < self.min_batch:
             self.count("bad_input")
             return self.predict(x)
-        self.descend(self.loss(*self.look(usable)))
+        before, seen = self.memory["running"], self.look(usable)
+        if self._is_flat(seen[0].detach()):
+            self.memory["running"] = before
+            self.count("empty_selection")
+        else:
+            self.descend(self.loss(*seen))
         return self.predict(x)
+
+    def _is_flat(self, z: Tensor) -> bool:
+        """Tell whether features hardly vary beside those of the source: copies of one image, or a blank camera."""
+        assert self.source is not None  # noqa: S101 (methods that align have source statistics)
+        spread = self.source.tensors["feature_cov"].diagonal().sum().to(z)
+        return bool(z.var(0).sum() < FLAT * spread)
 
     @torch.no_grad()
     def without_step(self, x: Tensor) -> Tensor:

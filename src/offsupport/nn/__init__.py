@@ -1,5 +1,7 @@
 """Networks and layers."""
 
+from offsupport.nn.architectures import build_network
+from offsupport.nn.loading import load_model
 from offsupport.nn.norm import adopt_batch_norm, affine_parameters, norm_layers
 from offsupport.nn.normalized import Normalized
 from offsupport.nn.projected import WithProjection, projected, projection_head
@@ -11,7 +13,9 @@ __all__ = [
     "WithProjection",
     "adopt_batch_norm",
     "affine_parameters",
+    "build_network",
     "group_norm",
+    "load_model",
     "norm_layers",
     "projected",
     "projection_head",
