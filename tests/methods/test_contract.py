@@ -1,6 +1,7 @@
 """Every method on every network through the same promises; `offsupport.testing` holds the checks."""
 
 import dataclasses
+import itertools
 from typing import ClassVar
 
 import pytest
@@ -24,17 +25,32 @@ REFUSED = {
     ("tent", "no_norm"),
     ("eata", "no_norm"),
     ("sar", "no_norm"),
+    *(("tttpp", network) for network in NETWORKS if network != "projection"),
 }
+# What a projection head adds is idle but for the method that uses it.
+IDLE = {(method, "projection") for method in METHODS if method != "tttpp"}
+# Few copies keep a method that steps for every single image quick, and say the same.
+HYPER = {"memo": {"copies": 4}}
 CASES = {
-    f"{method}{'' if source else '-without-source'}/{network}": Case(method, factory, {}, source)
+    f"{method}{'' if source else '-without-source'}/{network}": Case(method, factory, HYPER.get(method, {}), source)
     for method, source in ROWS
     for network, factory in NETWORKS.items()
-    if (method, network) not in REFUSED and (source or network in ("batch_norm", "group_norm"))
+    if (method, network) not in REFUSED | IDLE and (source or network in ("batch_norm", "group_norm"))
 }
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+# Methods of many passes per batch are checked everywhere in the slow suite, and here where it matters most.
+HEAVY = {"memo": {"group_norm"}, "tesla": {"batch_norm", "layer_norm"}, "tesla-s": {"batch_norm"}}
+
+
+def promises():
+    for (where, case), (name, check) in itertools.product(CASES.items(), CHECKS.items()):
+        method, _, network = where.partition("/")
+        heavy = network not in HEAVY.get(method, NETWORKS) or (method in HEAVY and name == "absurd")
+        yield pytest.param(case, check, id=f"{where}-{name}", marks=[pytest.mark.slow] if heavy else [])
+
+
+@pytest.mark.parametrize(("case", "check"), list(promises()))
 def test_promise(case, check):
     check(case)
 
@@ -45,7 +61,11 @@ def test_what_is_refused_is_refused_when_wrapping_with_a_remedy(method):
     assert refused == {network for name, network in REFUSED if name == method}
 
 
-@pytest.mark.parametrize(("method", "source"), ROWS)
+@pytest.mark.parametrize(
+    ("method", "source"),
+    # What tesla has, tesla-s has too.
+    [pytest.param(*row, marks=[pytest.mark.slow] if row[0] == "tesla" else []) for row in ROWS],
+)
 def test_every_hyper_parameter_has_an_effect(method, source):
     if not source:
         return  # Without source statistics, what acts on them is idle by design.
@@ -54,18 +74,20 @@ def test_every_hyper_parameter_has_an_effect(method, source):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_is_constant(method):
-    check_memory(Case(method, NETWORKS["batch_norm_1d"]))
+    check_memory(Case(method, NETWORKS["projection" if method == "tttpp" else "batch_norm_1d"], HYPER.get(method, {})))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_is_constant_over_two_thousand_batches(method):
-    check_memory(Case(method, NETWORKS["batch_norm"]), batches=2000)
+    check_memory(
+        Case(method, NETWORKS["projection" if method == "tttpp" else "batch_norm"], HYPER.get(method, {})), batches=2000
+    )
 
 
 def test_contract_names_every_check_once():
     names = [where for where, _ in contract("bn")]
-    assert len(names) == len(set(names)) == 4 * len(CHECKS) + 2
+    assert len(names) == len(set(names)) == 5 * len(CHECKS) + 2
     assert "bn/one_pixel/reset" in names
 
 

@@ -5,6 +5,8 @@ from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place
 from offsupport.bench.executor import Summary, run_cells
 from offsupport.bench.grid import expand
 from offsupport.bench.latent_cell import LatentConfig
+from offsupport.bench.likelihood_cell import LikelihoodConfig
+from offsupport.bench.radius_cell import RadiusConfig
 from offsupport.bench.store import Invalid, Record, Store
 
 __all__ = [
@@ -14,8 +16,10 @@ __all__ = [
     "Invalid",
     "Kind",
     "LatentConfig",
+    "LikelihoodConfig",
     "Outcome",
     "Place",
+    "RadiusConfig",
     "Record",
     "Store",
     "Summary",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError
+from offsupport.core.errors import ConfigError, ModelError, SourceStatsError
 from offsupport.methods import guard, state
 from offsupport.methods.checks import check_input, check_model, check_output
 from offsupport.methods.config import BatchConfig, MethodConfig, MethodInfo, Options, StepConfig
@@ -85,16 +85,20 @@ class Adapter(Lifecycle, abc.ABC):
 
     # What a method may use -------------------------------------------------------------------------------------------
 
-    def network(self, x: Tensor) -> Tensor:
-        """Run the model and return its logits, (N, K) or dense (N, K, ...)."""
+    def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
+        """Run the model, with ``tensors`` in place of its own where given, and return its logits (N, K, ...)."""
         self.passes["forward"] += 1
-        out = self.model(x)
+        out = self.model(x) if tensors is None else torch.func.functional_call(self.model, tensors, (x,))
         return check_output(out if self.options.logits is None else self.options.logits(out), len(x))
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
         """Return the logits of ``x`` without a step: a forward pass that keeps no graph."""
         return self.network(x)
+
+    def without_step(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch whose step was undone."""
+        return self.predict(x)
 
     @property
     def source_parameters(self) -> dict[str, Tensor]:
@@ -204,15 +208,13 @@ class Adapter(Lifecycle, abc.ABC):
         except guard.StepRejected as rejected:
             self.restore(before)
             self.count(rejected.event)
-            return self.predict(x)
+            return self.without_step(x)
 
     @torch.no_grad()
     def _source_logits(self, x: Tensor) -> Tensor:
         """Predict with the weights and statistics the model came with; uniformly where they give no finite logits."""
         with self.policy.using("source"):
-            self.passes["forward"] += 1
-            out = torch.func.functional_call(self.model, self.source_parameters, (x,))
-            logits = check_output(out if self.options.logits is None else self.options.logits(out), len(x)).clone()
+            logits = self.network(x, self.source_parameters).clone()
         logits[~guard.finite_rows(logits)] = 0.0
         return logits
 
@@ -242,16 +244,6 @@ class Adapter(Lifecycle, abc.ABC):
         self.memory["fired"] = torch.tensor(float(collapsed))
         if collapsed and self.options.collapse == "reset":
             self.recover()
-
-    def summarise(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Run :meth:`collect` under the gradient mode and the statistics of a step."""
-        with torch.inference_mode(False), torch.enable_grad(), self.policy.using(self.statistics):
-            try:
-                return self.collect(check_input(x, self.model) for x in batches)
-            except guard.StepRejected:
-                raise InputError(
-                    "The source images give non-finite losses or gradients.", "Remove images with NaN or infinity."
-                ) from None
 
     # Set-up ----------------------------------------------------------------------------------------------------------
 

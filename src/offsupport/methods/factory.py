@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError, nearest
 from offsupport.methods.adapter import Adapter
+from offsupport.methods.checks import check_model
 from offsupport.methods.config import MethodInfo, Options
 from offsupport.methods.guard import CollapseAction
 from offsupport.methods.persist import model_sha256, saved_set_up
 from offsupport.methods.registry import METHODS
+from offsupport.methods.source_images import SourceImages, Transform, collect
 from offsupport.methods.source_stats import SourceStats
 
 
@@ -25,7 +27,7 @@ def adapt(
     preset: str | None = None,
     source: SourceStats | None = None,
     logits: Callable[[Any], Tensor] | None = None,
-    head: str | None = None,
+    head: str | bool | None = None,
     window: int = 0,
     collapse: CollapseAction = "warn",
     seed: int = 0,
@@ -36,11 +38,12 @@ def adapt(
 
     Args:
         model: Any ``nn.Module`` from images in [0, 1] to logits (N, K) or dense logits (N, K, H, W). It is not touched.
-        method: One of :func:`list_methods`.
+        method: One of :func:`list_methods`; ``+sc`` behind one that takes steps adds the sparsity constraint.
         preset: ``cifar10``, ``cifar100`` or ``imagenet``: the published hyper-parameters for such data.
         source: Source statistics, for the methods that use them; see :func:`source_stats`.
         logits: Where the logits are in what the model returns, if it returns an object.
-        head: Name of the classifier layer; by default the last ``nn.Linear``.
+        head: Name of the classifier layer; by default the last ``nn.Linear``. With ``+sc``, True or False stands for
+            the hyper-parameter ``train_head``.
         window: Fill smaller batches up to this size with past images; a step is taken once per window of new images.
         collapse: What to do when nearly all predictions fall into one class: ``warn``, ``reset`` or ``off``.
         seed: Seed of the method's own random draws.
@@ -59,9 +62,12 @@ def adapt(
         raise ModelError("This model is adapted already.", "Pass the model inside: adapted.model.")
     if preset is not None and preset not in cls.presets:
         raise ConfigError(f"Unknown preset {preset!r} for method {method!r}.", nearest(preset, cls.presets))
+    if isinstance(head, bool):
+        hyper, head = {"train_head": head, **hyper}, None
     config = build(cls.config_class, {**(cls.presets[preset] if preset else {}), **hyper}, f"method {method!r}")
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
     options = build(Options, given, "adapt()")
+    check_model(model, cls.info)
     _check_source(cls.info, model, source)
     adapter = cls(model, config, options, source)
     adapter.announce()
@@ -91,31 +97,36 @@ def list_methods(details: bool = False) -> list[str] | list[MethodInfo]:
 
 
 def source_stats(
-    model: nn.Module, loader: Iterable[Tensor | Sequence[Any]], method: str, **options: Any
+    model: nn.Module,
+    loader: Iterable[Tensor | Sequence[Any]],
+    method: str,
+    *,
+    transform: Transform = "none",
+    provenance: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> SourceStats:
-    """Compute what ``method`` must know of the source data, from images alone (labels are ignored).
+    """Compute what ``method`` must know of the source data, from images alone (labels are ignored), in one pass.
 
     Args:
         model: The model that will be adapted.
         loader: Batches of source images, or of tuples that start with them.
         method: The method the statistics are for.
-        **options: Options of :func:`adapt` about the model: ``logits``, ``head``.
+        transform: ``crop`` takes a random crop (20 to 100 % of the area) of each image and flips every other one, as
+            published statistics of TTAC and TTT++ do.
+        provenance: What the images are, kept with the statistics; streams of :mod:`offsupport.data` say it themselves.
+        **options: Options of :func:`adapt` about the model (``logits``, ``head``), and hyper-parameters.
     """
+    method = METHODS.plain(method)
     cls = METHODS[method]
-    adapter = cls(model, cls.config_class(), build(Options, options, "source_stats()"))
-    samples = 0
-
-    def images() -> Iterable[Tensor]:
-        nonlocal samples
-        for batch in loader:
-            x = batch if isinstance(batch, Tensor) else batch[0]
-            samples += len(x)
-            yield x
-
-    tensors = adapter.summarise(images())
-    if not samples:
+    about_model: dict[str, Any] = {name: options.pop(name) for name in ("logits", "head") if name in options}
+    config = build(cls.config_class, options, f"method {method!r}")
+    adapter = cls(model, config, build(Options, about_model, "source_stats()"))
+    images = SourceImages(loader, transform)
+    tensors = collect(adapter, images)
+    if not images.samples:
         raise InputError("The loader of source images is empty.", "Give it at least one batch.")
-    return SourceStats(method, model_sha256(model), samples, tensors)
+    known = {**images.provenance(), **(provenance or {})}
+    return SourceStats(method, model_sha256(model), images.samples, tensors, known)
 
 
 def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None) -> None:
@@ -134,4 +145,4 @@ def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None
         )
     if info.source == "none":
         raise SourceStatsError(f"The method {info.name!r} uses no source statistics.", "Leave source out.")
-    source.require(info.name, model_sha256(model))
+    source.require(METHODS.plain(info.name), model_sha256(model))

@@ -31,7 +31,7 @@ class _NaNGradient(torch.autograd.Function):
 
 
 class Faulty(nn.Module):
-    """A model with a switch: while gradients are recorded, its ``logits`` or its ``gradient`` become NaN."""
+    """A model with a switch: while gradients are recorded, its ``logits`` or all its ``gradient`` become NaN."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -40,10 +40,11 @@ class Faulty(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the model and break what is to be broken."""
-        logits: Tensor = self.model(x)
-        if self.fault == "logits" and torch.is_grad_enabled():
-            return logits * math.nan
-        return _NaNGradient.apply(logits) if self.fault == "gradient" else logits  # type: ignore[no-untyped-call]
+        apply: Any = _NaNGradient.apply
+        parameters = self.model.named_parameters() if self.fault == "gradient" else ()
+        broken: dict[str, Tensor] = {name: apply(parameter) for name, parameter in parameters}
+        logits: Tensor = torch.func.functional_call(self.model, broken, (x,))
+        return logits * math.nan if self.fault == "logits" and torch.is_grad_enabled() else logits
 
 
 def check_faults(case: Case) -> None:
@@ -87,7 +88,7 @@ def _promise_undone(case: Case, adapter: Adapter, before: Snapshot, x: Tensor, l
     promise(not changed_weights(before, adapter.snapshot()), "A step that went wrong is not undone.")
     if logits is not None:
         model = Faulty(case.network()) if isinstance(adapter.model, Faulty) else case.network()
-        twin = case.wrap(model, **({"lr": 0.0} if case.steps else {}))
+        twin = case.wrap(model, **case.still)
         twin.restore(before)
         (expected,) = run(twin, [x])
         promise(same_bits(logits, expected), "After an undone step the prediction is not that of the old weights.")

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from offsupport.nn.projected import projected
+
 CLASSES = 4
 IMAGE = (3, 8, 8)
 
@@ -102,5 +104,6 @@ NETWORKS: dict[str, Factory] = {
     "no_norm": _trained(lambda: _convolutional(lambda _: nn.Identity())),
     "one_pixel": _trained(_one_pixel),
     "dropout": _trained(lambda: _convolutional(nn.BatchNorm2d, nn.Dropout(0.3))),
+    "projection": _trained(lambda: projected(_convolutional(nn.BatchNorm2d), out=8)),
 }
 """Factories of classifiers of (N, 3, 8, 8) images in [0, 1] into four classes, by what is special about them."""
