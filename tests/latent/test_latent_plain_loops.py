@@ -1,6 +1,5 @@
 """The vectorised estimators against the obvious: one run at a time, torch.nn modules, torch.optim.Adam, autograd."""
 
-
 import pytest
 import torch
 from torch import nn
