@@ -201,9 +201,14 @@ def measure(width: int, batch: int, rounds: int) -> list[dict[str, Any]]:
 @torch.no_grad()
 def spread(model: nn.Module, x: Tensor) -> nn.Module:
     """Let a random network predict all classes rather than one, so that methods with work per class have it to do."""
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.reset_running_stats()
+            layer.momentum = None  # the statistics of this batch
+    model.train()(x)
     bias = find_head(model)[1].get_parameter("bias")
-    bias -= model.train()(x).mean(0)
-    return model.eval()
+    bias -= model.eval()(x).mean(0)
+    return model
 
 
 def make(case: Case, model: nn.Module, data: list[Tensor]) -> Adapter:

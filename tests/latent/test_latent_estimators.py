@@ -229,3 +229,36 @@ def test_latents_of_class_manifolds_come_from_the_manifolds():
     back = estimator.manifolds_.decode(z[:, :2], z[:, 2:], 0)
     gap = (back - estimator.source_.standardise(draws.x[0, :50])[0]).norm(dim=-1)
     assert float(gap.median()) < 0.1
+
+
+@pytest.mark.parametrize("shift", ["sparse", "dense"])
+def test_intervals_hold_new_source_samples_as_often_as_they_say(shift):
+    draws = draw(Process(shift=shift, task="regression", n_source=3000), [1_000_000], [18], n_targets=300)
+    X, y = draws.x[0], draws.y[0]
+    flow = FlowConfig(layers=2, starts=1, rounds=0, steps=300, polish_steps=100)
+    estimator = Extrapolator(shift=shift, d_c=4, d_s=2, flow=flow).fit(X[:2500], y[:2500])
+    narrow = estimator.predict_interval(X[2500:], level=0.5)
+    wide = estimator.predict_interval(X[2500:], level=0.9)
+    assert wide.shape == (500, 2)
+    assert (wide[:, 1] - wide[:, 0] > narrow[:, 1] - narrow[:, 0]).all()
+    np.testing.assert_allclose(wide.mean(1), estimator.predict(X[2500:]), rtol=1e-4, atol=1e-4)
+    for level, ends in ((0.5, narrow), (0.9, wide)):
+        assert abs(covered(ends, y[2500:].numpy()) - level) < 0.1
+    if shift == "sparse":
+        assert covered(estimator.predict_interval(draws.x_tgt[0, 0]), draws.y_tgt[0, 0].numpy()) > 0.8
+
+
+def covered(ends, y):
+    return ((ends[:, 0] <= y) & (y <= ends[:, 1])).mean()
+
+
+def test_classes_have_confidences_and_numbers_have_intervals():
+    X, y = small_problem()
+    with pytest.raises(ModelError, match="Classes have no interval"):
+        Extrapolator(shift="sparse").fit(X, y).predict_interval(X)
+    numbers = Extrapolator(shift="sparse").fit(X, X[:, 0])
+    with pytest.raises(ModelError, match="no class probabilities") as caught:
+        numbers.confidence(X)
+    assert "predict_interval" in caught.value.remedy
+    with pytest.raises(ConfigError, match="level"):
+        numbers.predict_interval(X, level=90)

@@ -47,6 +47,13 @@ class DenseModel:
             terms.append(log_density(self.flows, white, labels, self._widths()) + log_prior[:, None])
         return torch.stack(terms, -1).softmax(-1)
 
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation (R, m) of the posterior of a regression."""
+        posterior = self.posterior(x)
+        mean = (posterior * self.values[:, None]).sum(-1)
+        square = (posterior * (self.values[:, None] - mean[..., None]).square()).sum(-1)
+        return mean, square.sqrt()
+
     def latents(self, x: Tensor, d_c: Tensor) -> tuple[Tensor, Tensor]:
         """Return z in a basis whose first axes are those the label moves, cut into c_hat and s_hat.
 

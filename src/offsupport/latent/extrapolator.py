@@ -19,6 +19,7 @@ from offsupport.latent.dense import DenseModel, fit_dense
 from offsupport.latent.dimension import intrinsic_dimension
 from offsupport.latent.flow_fit import FlowConfig
 from offsupport.latent.inputs import Source
+from offsupport.latent.interval import KEPT_OUT, flow_multiple, sparse_multiple
 from offsupport.latent.manifold import fit_manifolds
 from offsupport.latent.sparse import SparseConfig, SparseModel, fit_sparse
 
@@ -107,8 +108,36 @@ class Extrapolator(LatentEstimator):
         return super().latents(X)
 
     def confidence(self, X: Any) -> Array:
-        """Return how sure the prediction of each sample is: the probability of its class."""
+        """Return how sure the prediction of each sample is: the probability of its class; numbers have intervals."""
+        if hasattr(self, "source_") and self.source_.task == "regression":
+            raise ModelError("A regression has no class probabilities.", "Use predict_interval.")
         return np.asarray(self.predict_proba(X).max(-1))
+
+    @torch.no_grad()
+    def predict_interval(self, X: Any, level: float = 0.9) -> Array:
+        """Return an interval (m, 2) around every predicted number.
+
+        It holds the number for about ``level`` of samples like the source, and where the sparse model answers, of
+        samples some of whose columns left it; a flow's intervals off the support are those of the flow, if it is right.
+        """
+        source, x = self._ready(X)
+        if source.task == "classification":
+            raise ModelError("Classes have no interval.", "Use predict_proba or confidence.")
+        if not 0 < level < 1:
+            raise ConfigError(f"The level is {level}.", "It lies between 0 and 1.")
+        centre = self._output(x)
+        half = self._choose({half: self._half_width(half, x, level) for half in set(self._halves())})
+        ends = torch.stack([centre - half, centre + half], -1)
+        return self._out((ends * source.y_scale[..., None] + source.y_mean[..., None]).numpy())
+
+    def _half_width(self, half: Half, x: Tensor, level: float) -> Tensor:
+        if half == "sparse":
+            assert self.sparse_ is not None  # noqa: S101 - told to the type checker
+            return sparse_multiple(self.sparse_, level, self._rng("interval")) * self.sparse_.spread(x)
+        assert self.dense_ is not None  # noqa: S101 - as above; class manifolds are no regression
+        source = self.source_
+        multiple = flow_multiple(self.dense_, source.x[:, :KEPT_OUT], source.y[:, :KEPT_OUT], level)
+        return multiple * self.dense_.moments(x)[1]
 
     def code(self, trusted: Tensor) -> Code:
         """Return the code of the trusted columns (R, d), fitted at its first use."""
@@ -133,8 +162,7 @@ class Extrapolator(LatentEstimator):
         if half == "manifold":
             return self.manifolds_.posterior(x)
         assert self.dense_ is not None  # noqa: S101 - as above
-        posterior = self.dense_.posterior(x)
-        return (posterior * self.dense_.values[:, None]).sum(-1) if self.source_.task == "regression" else posterior
+        return self.dense_.moments(x)[0] if self.source_.task == "regression" else self.dense_.posterior(x)
 
     def _latents(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.shift == "auto":
