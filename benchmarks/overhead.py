@@ -63,6 +63,29 @@ def twice(net: nn.Module, x: Tensor) -> None:
     forward_backward(net, x)
 
 
+@functools.lru_cache(maxsize=8)
+def frozen(net: nn.Module) -> nn.Module:
+    """Return a copy whose parameters need no gradient, as a teacher's."""
+    return copy.deepcopy(net).requires_grad_(False)
+
+
+def teacher_and_student(net: nn.Module, x: Tensor) -> None:
+    """Run eight passes of a teacher, one of them back to its input alone, and two of a student, back and forth."""
+    teacher = frozen(net)
+    for _ in range(7):
+        forward(teacher, x)
+    image = x.clone().requires_grad_()
+    torch.autograd.grad(entropy_loss(teacher(image)), image)
+    twice(net, x)
+
+
+def copies_of_each(net: nn.Module, x: Tensor) -> None:
+    """Run a forward and a backward pass over 32 copies of each image, and a forward pass of the image."""
+    for image in x[:, None]:
+        forward_backward(net, image.repeat(32, 1, 1, 1))
+        forward(net, image)
+
+
 def scored_after(net: nn.Module, x: Tensor) -> None:
     """Run one forward and one backward pass as in training, and one forward pass as in evaluation."""
     forward_backward(net.train(), x)
@@ -79,6 +102,7 @@ class Case:
         bare: The passes.
         options: Hyper-parameters that keep the filters open, so that no step is skipped.
         source: Whether the method is given source statistics.
+        images: How many images of a batch it is given; None for all.
         over: The method on the other side, in place of the bare passes.
         extra: Hyper-parameters that only the method has, and not the one on the other side.
     """
@@ -88,6 +112,7 @@ class Case:
     bare: Passes
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     source: bool = False
+    images: int | None = None
     over: str | None = None
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -104,6 +129,9 @@ CASES = (
     Case("eata, no source", "eata", forward_backward, {**OPEN, "redundancy": 1.1}),
     Case("eata", "eata", forward_backward, {**OPEN, "redundancy": 1.1}, source=True),
     Case("sar", "sar", twice, {**OPEN, "reset_below": 0.0}),
+    Case("memo, 4 images", "memo", copies_of_each, STEP, images=4),
+    Case("tesla", "tesla", teacher_and_student, STEP),
+    Case("tesla-s", "tesla-s", teacher_and_student, STEP, source=True),
     Case("ttac", "ttac", scored_after, {**STEP, "confidence": 0.0, "class_min": 1}, source=True),
     *(
         Case(f"tent+sc, rank {r}", "tent+sc", forward_backward, STEP, over="tent", extra={"rank": r})
@@ -116,6 +144,8 @@ EXPECTED: dict[Passes, tuple[int, int]] = {
     forward: (1, 0),
     forward_backward: (1, 1),
     twice: (2, 2),
+    teacher_and_student: (10, 3),
+    copies_of_each: (8, 4),
     scored_after: (2, 1),
 }
 
@@ -158,7 +188,8 @@ def measure(width: int, batch: int, rounds: int) -> list[dict[str, Any]]:
         for r in range(rounds + WARM_UP):
             x, turn, first = data[r % len(data)], r % len(CASES), r % 2
             for i in (*range(turn, len(CASES)), *range(turn)):
-                sides = (functools.partial(adapted[i], x), functools.partial(others[i], x))
+                given = x[: CASES[i].images]
+                sides = (functools.partial(adapted[i], given), functools.partial(others[i], given))
                 pair = {side: timed(sides[side]) for side in (first, 1 - first)}
                 times[i].append((pair[0], pair[1]))
             advance()
@@ -170,9 +201,14 @@ def measure(width: int, batch: int, rounds: int) -> list[dict[str, Any]]:
 @torch.no_grad()
 def spread(model: nn.Module, x: Tensor) -> nn.Module:
     """Let a random network predict all classes rather than one, so that methods with work per class have it to do."""
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.reset_running_stats()
+            layer.momentum = None  # the statistics of this batch
+    model.train()(x)
     bias = find_head(model)[1].get_parameter("bias")
-    bias -= model.train()(x).mean(0)
-    return model.eval()
+    bias -= model.eval()(x).mean(0)
+    return model
 
 
 def make(case: Case, model: nn.Module, data: list[Tensor]) -> Adapter:

@@ -32,16 +32,16 @@ class Running:
         elif mode == "blend":
             n = len(x)
             mean, var = (n * mean + PRIOR * known_mean) / (n + PRIOR), (n * var + PRIOR * known_var) / (n + PRIOR)
-        else:
+        elif mode != "batch":
             mean, var = known_mean, known_var
         shape = (1, -1) + (1,) * (x.dim() - 2)
         normal = (x - mean.view(shape)) / (var.view(shape) + layer.eps).sqrt()
         return normal * layer.weight.view(shape) + layer.bias.view(shape)
 
-    def score(self, net: nn.Module, x: Tensor) -> Tensor:
+    def score(self, net: nn.Module, x: Tensor, score_stats: str = "running") -> Tensor:
         """What a method that scores after its step returns."""
         with torch.no_grad():
-            return self.forward(net, x, "blend" if len(x) < MIN_BATCH else "known")
+            return self.forward(net, x, "blend" if len(x) < MIN_BATCH else score_stats)
 
 
 def covariance(z: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class Reference:
         self.opt = make_optimizer("sgd", encoder, options.get("lr", 1e-2))
         self.running = Running(net, options.get("bn_momentum", 0.1))
         with torch.no_grad():
-            z = torch.cat([self.running.forward(net[:-1], x, "known") for x in SOURCE])
+            z = torch.cat([self.running.forward(net[:-1], x, "running") for x in SOURCE])
             labels = net.head(z).argmax(1)
         self.mean, self.cov = z.mean(0), covariance(z)
         self.class_z = {k: z[labels == k] for k in range(classes) if (labels == k).sum() > 1}
@@ -48,7 +48,7 @@ class Reference:
                 self.opt.zero_grad()
                 (self.options.get("scale", 0.05) * (self.class_loss(z) + self.global_loss(z))).backward()
                 self.opt.step()
-            yield self.running.score(self.net, x)
+            yield self.running.score(self.net, x, self.options.get("score_stats", "running"))
 
     def moved_on(self, z: Tensor, mean: Tensor, cov: Tensor, seen: float, length: int) -> tuple[Tensor, Tensor]:
         a = 1 / min(seen, max(length, len(z)))
@@ -99,7 +99,7 @@ OPTIONS = {
     "sums": {"class_terms": "sum", "class_prior": 64, "class_length": 64, "lr": 3e-3},
     "diagonal": {"class_cov": "diagonal", "class_min": 4, "lr": 1e-3},
     "short": {"global_length": 50, "class_length": 6, "class_min": 1, "confidence": 0.6, "ridge": 0.1, "lr": 1e-3},
-    "strong": {"scale": 0.5, "bn_momentum": 0.4, "lr": 1e-3},
+    "strong": {"scale": 0.5, "bn_momentum": 0.4, "lr": 1e-3, "score_stats": "batch"},
 }
 
 

@@ -49,7 +49,7 @@ class Reference:
         self.running = Running(self.body)
         self.generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            parts = [self.running.forward(self.body[:-1], x, "known") for x in SOURCE]
+            parts = [self.running.forward(self.body[:-1], x, "running") for x in SOURCE]
             sets = {"ext": parts, "ssh": [net.projection(z) for z in parts]}
         self.moments = {name: (torch.cat(z).mean(0), covariance(torch.cat(z))) for name, z in sets.items()}
         self.by_chance = {name: chance_distances(z) for name, z in sets.items()}

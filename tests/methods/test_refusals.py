@@ -49,6 +49,22 @@ def refusal(error, *words):
         (("sar",), {"loss_decay": 1.5}, ["loss_decay"]),
         (("sar",), {"exclude_last": 1.0}, ["exclude_last"]),
         (("sar",), {"exclude": "layer4("}, ["exclude", "regular expression"]),
+        (("memo",), {"copies": 0}, ["copies", "at least 1"]),
+        (("memo",), {"steps": 0}, ["steps", "at least 1"]),
+        (("memo",), {"policy_length": 4}, ["policy_length", "1, 2 or 3"]),
+        (("tesla",), {"decay": 1.1}, ["decay", "in [0, 1]"]),
+        (("tesla",), {"bn_momentum": 1.1}, ["bn_momentum", "in [0, 1]"]),
+        (("tesla",), {"views": -1}, ["views", "at least 0"]),
+        (("tesla",), {"queue": -1}, ["queue", "at least 0"]),
+        (("tesla",), {"neighbours": 0}, ["neighbours", "at least 1"]),
+        (("tesla",), {"policy_length": 0}, ["policy_length", "1, 2 or 3"]),
+        (("tesla",), {"policy_lr": -1.0}, ["policy_lr"]),
+        (("tesla",), {"lambda_kl": -1.0}, ["lambda_kl"]),
+        (("tesla",), {"rotation": "half"}, ["'constant' or 'full'"]),
+        (("tesla",), {"score_stats": "source"}, ["'batch' or 'running'"]),
+        (("tesla-s",), {"align_weight": -1.0}, ["align_weight"]),
+        (("tesla-s",), {"moment_window": 0}, ["moment_window"]),
+        (("tesla-s",), {"ridge": 0.0}, ["ridge", "above 0"]),
         (("ttac",), {"ridge": 0.0}, ["ridge", "above 0"]),
         (("ttac",), {"scale": -1.0}, ["scale"]),
         (("ttac",), {"global_length": 0}, ["global_length"]),
@@ -214,7 +230,7 @@ def test_every_preset_builds(method, preset):
 def test_list_methods():
     names = offsupport.list_methods()
     assert {"ttac", "tttpp"} <= set(names)
-    assert names[:6] == ["source", "bn", "tent", "shot", "eata", "sar"]
+    assert names[:4] == ["source", "bn", "tent", "shot"]
     cards = offsupport.list_methods(details=True)
     assert [card.name for card in cards] == names
     assert all(card.summary and card.adapts and card.scored and card.single for card in cards)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 import offsupport
 from offsupport.core.errors import ConfigError, ModelError, SourceStatsError
 from offsupport.methods import METHODS, Adapter, MethodInfo, StepConfig, register
-from offsupport.methods.constraint import PRESETS, TEACHER_PRESETS
+from offsupport.methods.constraint import PRESETS, TEACHER_PRESETS, TeacherConstraint
 from offsupport.methods.sparsity import constrained
 from offsupport.nn import resnet18
 from offsupport.nn.lora import LowRank, updated_layers
@@ -265,6 +267,15 @@ def test_the_penalty_is_the_mean_absolute_gate():
         moved = gate - penalised.gates[name]
         torch.testing.assert_close(moved, 0.02 * 3.0 / count * before[name].sign(), rtol=1e-4, atol=1e-7)
     assert math.isclose(count, sum(len(values) for values in plain.findings()["gates"].values()))
+
+
+def test_the_snippet_of_the_docs_runs(capsys):
+    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    section = text[text.index("## +sc") :]
+    exec(re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1), {})
+    assert "effective_rank" in capsys.readouterr().out
+    options = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+    assert options == {field.name for field in dataclasses.fields(TeacherConstraint)}
 
 
 def test_the_constrained_class_is_made_once_and_documented():

@@ -1,5 +1,6 @@
 """docs/training.md says what is true: its recipe trains, its models load, its table is that of the cards."""
 
+import json
 import re
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from offsupport.nn import build_network
 from offsupport.training import list_recipes
 from offsupport.training.objectives import OBJECTIVES
 
-TEXT = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "training.md").read_text()
 
 
 def blocks(language):
@@ -52,6 +54,16 @@ def zoo_rows():
 def test_the_table_is_that_of_the_cards():
     inside = re.search(r"<!-- zoo table -->\n(.*?)<!-- /zoo table -->", TEXT, re.DOTALL).group(1)
     assert inside.splitlines()[2:] == list(zoo_rows())
+
+
+def test_the_costs_of_the_page_are_the_stored_ones():
+    stored = json.loads((ROOT / "results" / "training_speed.json").read_text())
+    small, middle, full = stored["steps"]
+    words = " ".join(TEXT.split())
+    assert f"16 pixels takes {small['to_full_side']:.2f} and at 24 pixels {middle['to_full_side']:.2f}" in words
+    assert f"channels last is {full['contiguous_to_channels_last']:.2f} times as fast" in words
+    costs = {row["views"]: 100 * row["to_step"] for row in stored["views"]}
+    assert f"{costs['crop-flip']:.1f} % (crop) to {costs['simclr']:.1f} % (SimCLR)" in words
 
 
 def test_recipes_and_objectives_of_the_page_exist():

@@ -29,6 +29,8 @@ class FollowConfig(StepConfig):
     """Update rule, without weight decay."""
     bn_momentum: float = 0.1
     """How far batch-norm statistics move towards those of each forward pass of a step."""
+    score_stats: Literal["running", "batch"] = "running"
+    """Whether a prediction uses the statistics followed so far, as published, or those of its batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,15 +38,19 @@ class FollowConfig(StepConfig):
 
 
 class Following(Adapter):
-    """Moves the encoder, classifier kept; a batch is predicted after its step, by the statistics followed so far.
+    """Moves the encoder, classifier kept; a batch is predicted after its step.
 
     A subclass says what a step looks at (:meth:`look`) and what it descends (:meth:`loss`). The statistics live in the
     memory: the buffers of the model stay as they came.
     """
 
     config: FollowConfig
-    statistics: ClassVar[Statistics] = "running"
     small_batch_without: ClassVar[int] = 16
+
+    @property
+    def statistics(self) -> Statistics:  # type: ignore[override]
+        """What predictions are normalised by; a step looks under ``ema``."""
+        return self.config.score_stats
 
     @abc.abstractmethod
     def look(self, x: Tensor) -> tuple[Tensor, ...]:

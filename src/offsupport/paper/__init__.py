@@ -1,6 +1,6 @@
 """One file per table or figure of the paper, and per table of our own that belongs beside them."""
 
-from offsupport.paper import guarantees, harder, kl_choice, sensitivity, table1, table2, table_a1
+from offsupport.paper import ablation, guarantees, harder, kl_choice, sensitivity, table1, table2, table_a1, tuning
 from offsupport.paper.declare import TABLES, Claim, Options, Row, Table, cells_of, payload
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Options",
     "Row",
     "Table",
+    "ablation",
     "cells_of",
     "guarantees",
     "harder",
@@ -18,4 +19,5 @@ __all__ = [
     "table1",
     "table2",
     "table_a1",
+    "tuning",
 ]

@@ -56,7 +56,7 @@ def outcomes(records: Sequence[Record], names: Names) -> Outcomes:
         seeds = range(config["first"], config["first"] + config["runs"])
         row = table.setdefault(names.row(config), {})
         for at, distance in enumerate(config["distances"]):
-            column = row.setdefault(f"{names.group(config)}-{distance:g}", Column({}, {}, config["targets"]))
+            column = row.setdefault(f"{names.group(config)}-{distance:g}", Column({}, {}, config.get("targets", 1)))
             for part, name in ((column.mean, "outcome"), (column.first, "first_target")):
                 values = found.get(name, found["outcome"])
                 part.update({seed: value[at] for seed, value in zip(seeds, values, strict=True)})
