@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "latent": LATENT,
     "theory": {"functional", "latent", "nn"},
     "data": set(),
-    "training": {"nn", "data", "functional"},
+    "training": {"nn", "data", "functional", "augment"},
     "zoo": set(),
     "evaluation": {"functional", "methods"},
     "bench": BELOW_BENCH,

@@ -1,0 +1,189 @@
+"""Random views of images, batched: every image gets its own draw, and all are made at once.
+
+Images are (N, C, H, W) in [0, 1] with one or three channels. Draws come from the given generator alone, in float64
+on the CPU, so that a view does not depend on the type or device of the images.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from offsupport.core.errors import InputError
+
+TRIES = 10
+"""How often a crop of the drawn area and shape is sought inside an image before its largest centred one is taken."""
+
+LUMA = (0.2989, 0.587, 0.114)
+
+
+def random_resized_crop(
+    x: Tensor,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    generator: torch.Generator,
+    size: int | None = None,
+) -> Tensor:
+    """Cut a random box out of each image and resize it, bilinear and antialiased.
+
+    Resizing along an axis is linear, so both axes are one batched matrix product each; antialiasing (which acts where
+    a box shrinks) is in the weights and costs nothing more.
+
+    Args:
+        x: Images (N, C, H, W).
+        scale: Range of the box's share of the area.
+        ratio: Range of its width by its height, log-uniform.
+        generator: Where the draws come from.
+        size: Height and width of the result; by default those of ``x``.
+    """
+    _check_images(x)
+    height, width = x.shape[-2:]
+    top, left, h, w = _boxes(len(x), height, width, scale, ratio, generator)
+    rows = _resize_weights(top, h, height, size or height).to(x)
+    columns = _resize_weights(left, w, width, size or width).to(x)
+    return rows[:, None] @ x @ columns[:, None].mT
+
+
+def flip(x: Tensor, generator: torch.Generator, p: float = 0.5) -> Tensor:
+    """Mirror each image left to right with probability ``p``."""
+    return torch.where(_chosen(x, generator, p), x.flip(-1), x)
+
+
+def grayscale(x: Tensor, generator: torch.Generator, p: float = 0.2) -> Tensor:
+    """Take the colour from each image with probability ``p``."""
+    chosen = _chosen(x, generator, p)
+    return torch.where(chosen, _luma(x), x)
+
+
+def color_jitter(
+    x: Tensor,
+    generator: torch.Generator,
+    brightness: float = 0.4,
+    contrast: float = 0.4,
+    saturation: float = 0.4,
+    hue: float = 0.1,
+    p: float = 0.8,
+) -> Tensor:
+    """Change brightness, contrast, saturation and hue of each image with probability ``p``.
+
+    The first three are blends with black, the mean grey and the grey image, by a factor uniform in 1 +- strength; the
+    hue moves by a uniform share of the colour circle. Factors are drawn per image, the order of the four per batch.
+    """
+    _check_images(x)
+    chosen = _chosen(x, generator, p)
+    order = torch.randperm(4, generator=generator).tolist()
+    spread = 2 * torch.rand(4, len(x), 1, 1, 1, generator=generator, dtype=torch.float64) - 1
+    out = x
+    for operation in order:
+        u = spread[operation].to(x)
+        if operation == 0:
+            out = (out * (1 + brightness * u)).clamp(0, 1)
+        elif operation == 1:
+            out = _blend(out, _luma(out).mean((1, 2, 3), keepdim=True), 1 + contrast * u)
+        elif operation == 2:
+            out = _blend(out, _luma(out), 1 + saturation * u)
+        elif x.shape[1] == 3:
+            out = _turn_hue(out, hue * u)
+    return torch.where(chosen, out, x)
+
+
+def simclr_views(
+    x: Tensor, generator: torch.Generator, scale: tuple[float, float] = (0.2, 1.0)
+) -> tuple[Tensor, Tensor]:
+    """Return two independent views of each image as SimCLR makes them (Chen et al., 2020; CIFAR form, without blur).
+
+    Example:
+        >>> one, two = simclr_views(torch.rand(5, 3, 32, 32), torch.Generator().manual_seed(0))
+        >>> one.shape, bool((one == two).all())
+        (torch.Size([5, 3, 32, 32]), False)
+    """
+    return _simclr_view(x, generator, scale), _simclr_view(x, generator, scale)
+
+
+def _simclr_view(x: Tensor, generator: torch.Generator, scale: tuple[float, float]) -> Tensor:
+    view = flip(random_resized_crop(x, scale, (3 / 4, 4 / 3), generator), generator)
+    return grayscale(color_jitter(view, generator), generator)
+
+
+def _check_images(x: Tensor) -> None:
+    if x.dim() != 4 or x.shape[1] not in (1, 3):
+        raise InputError(
+            f"Views are made of images (N, 3, H, W) or (N, 1, H, W), and this batch has shape {tuple(x.shape)}.",
+            "Use a method that does not augment, such as 'tent'.",
+        )
+
+
+def _chosen(x: Tensor, generator: torch.Generator, p: float) -> Tensor:
+    draw = torch.rand(len(x), 1, 1, 1, generator=generator, dtype=torch.float64)
+    return (draw < p).to(x.device)
+
+
+def _boxes(
+    count: int,
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Draw top, left, height and width of a box in whole pixels for each image, (N,) each.
+
+    Of :data:`TRIES` draws of area and shape the first that fits is taken; where none does, the largest centred box
+    within the range of shapes.
+    """
+    draw = torch.rand(count, TRIES, 2, generator=generator, dtype=torch.float64)
+    place = torch.rand(count, 2, generator=generator, dtype=torch.float64)
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * draw[..., 0])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    root = ((low + (high - low) * draw[..., 1]) / 2).exp()
+    w, h = (area.sqrt() * root).round(), (area.sqrt() / root).round()
+    fits = (w >= 1) & (w <= width) & (h >= 1) & (h <= height)
+    first = fits.to(torch.uint8).argmax(1, keepdim=True)
+    w, h, any_fits = w.gather(1, first)[:, 0], h.gather(1, first)[:, 0], fits.any(1)
+    shape = min(max(width / height, ratio[0]), ratio[1])
+    w = torch.where(any_fits, w, float(min(width, round(height * shape))))
+    h = torch.where(any_fits, h, float(min(height, round(width / shape))))
+    free = torch.stack([height - h, width - w], 1)
+    corner = torch.where(any_fits[:, None], (place * (free + 1)).floor(), (free / 2).round())
+    return corner[:, 0], corner[:, 1], h, w
+
+
+def _resize_weights(start: Tensor, length: Tensor, pixels: int, size: int) -> Tensor:
+    """Return for each image the weights (N, size, pixels) by which ``length`` pixels from ``start`` become ``size``.
+
+    They are triangles around the place where each new pixel lies, as wide as the step where the box shrinks; pixels
+    outside the box weigh nothing.
+    """
+    step = (length / size)[:, None, None]
+    centre = start[:, None, None] + (torch.arange(size, dtype=torch.float64)[:, None] + 0.5) * step - 0.5
+    pixel = torch.arange(pixels, dtype=torch.float64)
+    weights = (1 - (pixel - centre).abs() / step.clamp(min=1)).clamp(min=0)
+    inside = (pixel >= start[:, None]) & (pixel < (start + length)[:, None])
+    weights = weights * inside[:, None]
+    return weights / weights.sum(2, keepdim=True)
+
+
+def _luma(x: Tensor) -> Tensor:
+    """Return the brightness the eye sees, (N, 1, H, W); an image of one channel is its own."""
+    if x.shape[1] == 1:
+        return x
+    return (x * x.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
+
+
+def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return (other + factor * (x - other)).clamp(0, 1)
+
+
+def _turn_hue(x: Tensor, turn: Tensor) -> Tensor:
+    """Turn the colour circle by a share of it, with saturation and value kept: the hexagonal form of HSV."""
+    value, at = x.max(1, keepdim=True)
+    chroma = value - x.amin(1, keepdim=True)
+    # How far the other two channels lie apart, from the side of the hexagon that the largest channel names.
+    apart = (x.roll(-1, 1) - x.roll(-2, 1)).gather(1, at)
+    grey = chroma == 0
+    hue = torch.where(grey, 0.0, apart / torch.where(grey, 1.0, chroma)) + 2 * at + 6 * turn
+    sector = torch.tensor([5.0, 3.0, 1.0], dtype=x.dtype, device=x.device).view(3, 1, 1)
+    k = (hue + sector) % 6
+    return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)
