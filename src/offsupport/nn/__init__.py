@@ -1,15 +1,24 @@
 """Networks and layers."""
 
+from offsupport.nn.mae import MaeConfig, MaskedAutoencoder, mae
+from offsupport.nn.mae_weights import load_mae
+from offsupport.nn.masking import Masking, draw_masks
 from offsupport.nn.norm import adopt_batch_norm, affine_parameters, norm_layers
 from offsupport.nn.normalized import Normalized
 from offsupport.nn.resnet import ResNet, group_norm, resnet18, resnet26, resnet50
 
 __all__ = [
+    "MaeConfig",
+    "MaskedAutoencoder",
+    "Masking",
     "Normalized",
     "ResNet",
     "adopt_batch_norm",
     "affine_parameters",
+    "draw_masks",
     "group_norm",
+    "load_mae",
+    "mae",
     "norm_layers",
     "resnet18",
     "resnet26",
