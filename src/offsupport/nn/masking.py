@@ -20,6 +20,10 @@ class Masking(NamedTuple):
     mask: Tensor
     """(N, L) 1 where a patch is removed, 0 where it is visible."""
 
+    def to(self, device: torch.device) -> Masking:
+        """Return the same masks on another device."""
+        return Masking(*(tensor.to(device) for tensor in self))
+
 
 def visible_patches(patches: int, ratio: float) -> int:
     """Return how many of ``patches`` stay visible; a ratio that is none, or leaves nothing to see, is refused.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from offsupport.methods.adapter import Adapter
 from offsupport.methods.state import Snapshot
+from offsupport.nn.mae import MaskedAutoencoder
 from offsupport.testing.case import Case, changed_weights, promise, promise_same_state, run, same_bits, stream
 
 PAGE = 4096
@@ -31,19 +32,28 @@ class _NaNGradient(torch.autograd.Function):
 
 
 class Faulty(nn.Module):
-    """A model with a switch: while gradients are recorded, its ``logits`` or its ``gradient`` become NaN."""
+    """A model with a switch: while gradients are recorded, its ``logits`` or its ``gradient`` become NaN.
+
+    What an autoencoder reconstructs breaks in the same way.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.fault = ""
+        for module in model.modules():
+            if isinstance(module, MaskedAutoencoder):
+                # A method that learns from reconstructions may see no logits before its last step.
+                module.decoder_pred.register_forward_hook(lambda _, given, out: self._broken(out))
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the model and break what is to be broken."""
-        logits: Tensor = self.model(x)
+        return self._broken(self.model(x))
+
+    def _broken(self, out: Tensor) -> Tensor:
         if self.fault == "logits" and torch.is_grad_enabled():
-            return logits * math.nan
-        return _NaNGradient.apply(logits) if self.fault == "gradient" else logits  # type: ignore[no-untyped-call]
+            return out * math.nan
+        return _NaNGradient.apply(out) if self.fault == "gradient" else out  # type: ignore[no-untyped-call]
 
 
 def check_faults(case: Case) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from offsupport.nn.mae import mae
+
 CLASSES = 4
 IMAGE = (3, 8, 8)
 
@@ -29,6 +31,12 @@ def toy_images(count: int, seed: int, *, shifted: bool = True) -> tuple[Tensor, 
     noise = torch.randn(count, *IMAGE, generator=generator)
     x = 0.4 + 0.09 * patterns[y] + (0.16 if shifted else 0.13) * noise
     return (0.7 * x + 0.25 if shifted else x).clamp(0, 1), y
+
+
+def _autoencoder() -> nn.Module:
+    shape = {"image": 8, "patch": 4, "dim": 8, "depth": 1, "heads": 2, "decoder_dim": 8, "decoder_depth": 1}
+    shape |= {"decoder_heads": 2, "head_dim": 8, "head_depth": 1, "head_heads": 2}
+    return mae("tiny/4", CLASSES, **shape)
 
 
 def train(network: nn.Module, steps: int = 80) -> nn.Module:
@@ -101,6 +109,7 @@ NETWORKS: dict[str, Factory] = {
     "layer_norm": _trained(_Tokens),
     "no_norm": _trained(lambda: _convolutional(lambda _: nn.Identity())),
     "one_pixel": _trained(_one_pixel),
+    "mae": _trained(_autoencoder),
     "dropout": _trained(lambda: _convolutional(nn.BatchNorm2d, nn.Dropout(0.3))),
 }
 """Factories of classifiers of (N, 3, 8, 8) images in [0, 1] into four classes, by what is special about them."""
