@@ -159,3 +159,58 @@ def test_perturbed_moves_by_rho_along_the_gradient_and_back_to_the_same_bits():
     assert all(same_bits(p, b) for p, b in zip(parameters, before, strict=True))
     with perturbed(parameters, [torch.zeros_like(p) for p in parameters], rho=0.3):
         assert all(p.isfinite().all() for p in parameters)
+
+
+@pytest.mark.parametrize("cls", SHAPES)
+def test_followed_statistics_are_those_of_a_layer_in_training_and_the_buffers_stay(cls):
+    plain, bn = layer(cls).train(), layer(cls)
+    buffers = {name: value.clone() for name, value in bn.named_buffers()}
+    policy = adopt_batch_norm(bn)
+    plain.momentum = 0.3
+    start = policy.follow(bn, momentum=0.3).clone()
+    assert torch.equal(start, torch.stack([bn.running_mean, bn.running_var]))
+    for i in range(3):
+        x = torch.randn(SHAPES[cls], generator=torch.Generator().manual_seed(i))
+        with policy.using("ema"):
+            assert torch.equal(bn(x), plain(x))
+        assert torch.equal(policy.running, torch.stack([plain.running_mean, plain.running_var]))
+    followed = policy.running.clone()
+    plain.eval()
+    with policy.using("running"):
+        assert torch.equal(bn(x), plain(x))
+    with policy.using("blend"):
+        plain_policy = adopt_batch_norm(plain)
+        with plain_policy.using("blend"):
+            assert torch.equal(bn(x), plain(x))
+    assert torch.equal(policy.running, followed)
+    assert not torch.equal(followed, start)
+    assert all(same_bits(value, buffers[name]) for name, value in bn.named_buffers())
+
+
+def test_layers_are_followed_side_by_side():
+    net = nn.Sequential(layer(channels=4), nn.Conv2d(4, 3, 1), layer(channels=3), nn.BatchNorm2d(3, affine=False))
+    net.append(nn.BatchNorm2d(3, track_running_stats=False))
+    policy = adopt_batch_norm(net)
+    assert policy.follow(net).shape == (2, 10)
+    x = torch.randn(6, 4, 5, 5)
+    twin = copy.deepcopy(net)
+    for bn in twin:
+        bn.__class__ = nn.BatchNorm2d if isinstance(bn, nn.BatchNorm2d) else type(bn)
+    twin.train()
+    with policy.using("ema"):
+        assert torch.allclose(net(x), twin(x))
+    expected = torch.cat([torch.stack([twin[i].running_mean, twin[i].running_var]) for i in (0, 2, 3)], 1)
+    assert torch.allclose(policy.running, expected)
+
+
+def test_without_anything_followed_ema_and_running_change_no_buffer():
+    bn, x = layer(), torch.randn(6, 4, 5, 5)
+    buffers = {name: value.clone() for name, value in bn.named_buffers()}
+    policy = adopt_batch_norm(bn)
+    out = {}
+    for statistics in ("source", "batch", "ema", "running"):
+        with policy.using(statistics):
+            out[statistics] = bn(x)
+    assert torch.equal(out["ema"], out["batch"])
+    assert torch.equal(out["running"], out["source"])
+    assert all(same_bits(value, buffers[name]) for name, value in bn.named_buffers())

@@ -13,6 +13,7 @@ from offsupport.cli.demo import demo
 from offsupport.cli.diagnose import diagnose
 from offsupport.cli.doctor import doctor
 from offsupport.cli.listing import list_
+from offsupport.cli.train import train
 from offsupport.core.errors import OffsupportError
 
 INTERRUPTED = 130
@@ -29,6 +30,7 @@ app.command()(demo)
 app.command("list")(list_)
 app.command()(doctor)
 app.command()(diagnose)
+app.command()(train)
 app.add_typer(data.app, name="data")
 app.add_typer(bench, name="bench")
 app.command()(reproduce.reproduce)

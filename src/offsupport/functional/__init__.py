@@ -1,7 +1,26 @@
 """Pure mathematics, without state."""
 
+from offsupport.functional.alignment import coral, mean_and_covariance, mean_gap
+from offsupport.functional.class_moments import symmetric_diagonal_kl, update_class_moments
 from offsupport.functional.contrastive import nt_xent
 from offsupport.functional.entropy import as_rows, entropy, marginal_entropy, mutual_information
+from offsupport.functional.gaussian import Moments, gaussian_kl, symmetric_gaussian_kl, update_moments
 from offsupport.functional.intervals import wilson
 
-__all__ = ["as_rows", "entropy", "marginal_entropy", "mutual_information", "nt_xent", "wilson"]
+__all__ = [
+    "Moments",
+    "as_rows",
+    "coral",
+    "entropy",
+    "gaussian_kl",
+    "marginal_entropy",
+    "mean_and_covariance",
+    "mean_gap",
+    "mutual_information",
+    "nt_xent",
+    "symmetric_diagonal_kl",
+    "symmetric_gaussian_kl",
+    "update_class_moments",
+    "update_moments",
+    "wilson",
+]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError
+from offsupport.core.errors import ConfigError, ModelError, SourceStatsError
 from offsupport.methods import guard, state
 from offsupport.methods.checks import check_input, check_model, check_output
 from offsupport.methods.config import BatchConfig, MethodConfig, MethodInfo, Options, StepConfig
@@ -95,6 +95,10 @@ class Adapter(Lifecycle, abc.ABC):
     def predict(self, x: Tensor) -> Tensor:
         """Return the logits of ``x`` without a step: a forward pass that keeps no graph."""
         return self.network(x)
+
+    def without_step(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch whose step was undone."""
+        return self.predict(x)
 
     @property
     def source_parameters(self) -> dict[str, Tensor]:
@@ -204,7 +208,7 @@ class Adapter(Lifecycle, abc.ABC):
         except guard.StepRejected as rejected:
             self.restore(before)
             self.count(rejected.event)
-            return self.predict(x)
+            return self.without_step(x)
 
     @torch.no_grad()
     def _source_logits(self, x: Tensor) -> Tensor:
@@ -242,16 +246,6 @@ class Adapter(Lifecycle, abc.ABC):
         self.memory["fired"] = torch.tensor(float(collapsed))
         if collapsed and self.options.collapse == "reset":
             self.recover()
-
-    def summarise(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Run :meth:`collect` under the gradient mode and the statistics of a step."""
-        with torch.inference_mode(False), torch.enable_grad(), self.policy.using(self.statistics):
-            try:
-                return self.collect(check_input(x, self.model) for x in batches)
-            except guard.StepRejected:
-                raise InputError(
-                    "The source images give non-finite losses or gradients.", "Remove images with NaN or infinity."
-                ) from None
 
     # Set-up ----------------------------------------------------------------------------------------------------------
 

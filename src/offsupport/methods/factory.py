@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -15,6 +15,7 @@ from offsupport.methods.config import MethodInfo, Options
 from offsupport.methods.guard import CollapseAction
 from offsupport.methods.persist import model_sha256, saved_set_up
 from offsupport.methods.registry import METHODS
+from offsupport.methods.source_images import SourceImages, Transform, collect
 from offsupport.methods.source_stats import SourceStats
 
 
@@ -91,31 +92,35 @@ def list_methods(details: bool = False) -> list[str] | list[MethodInfo]:
 
 
 def source_stats(
-    model: nn.Module, loader: Iterable[Tensor | Sequence[Any]], method: str, **options: Any
+    model: nn.Module,
+    loader: Iterable[Tensor | Sequence[Any]],
+    method: str,
+    *,
+    transform: Transform = "none",
+    provenance: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> SourceStats:
-    """Compute what ``method`` must know of the source data, from images alone (labels are ignored).
+    """Compute what ``method`` must know of the source data, from images alone (labels are ignored), in one pass.
 
     Args:
         model: The model that will be adapted.
         loader: Batches of source images, or of tuples that start with them.
         method: The method the statistics are for.
-        **options: Options of :func:`adapt` about the model: ``logits``, ``head``.
+        transform: ``crop`` takes a random crop (20 to 100 % of the area) of each image and flips every other one, as
+            published statistics of TTAC and TTT++ do.
+        provenance: What the images are, kept with the statistics; streams of :mod:`offsupport.data` say it themselves.
+        **options: Options of :func:`adapt` about the model (``logits``, ``head``), and hyper-parameters.
     """
     cls = METHODS[method]
-    adapter = cls(model, cls.config_class(), build(Options, options, "source_stats()"))
-    samples = 0
-
-    def images() -> Iterable[Tensor]:
-        nonlocal samples
-        for batch in loader:
-            x = batch if isinstance(batch, Tensor) else batch[0]
-            samples += len(x)
-            yield x
-
-    tensors = adapter.summarise(images())
-    if not samples:
+    about_model: dict[str, Any] = {name: options.pop(name) for name in ("logits", "head") if name in options}
+    config = build(cls.config_class, options, f"method {method!r}")
+    adapter = cls(model, config, build(Options, about_model, "source_stats()"))
+    images = SourceImages(loader, transform)
+    tensors = collect(adapter, images)
+    if not images.samples:
         raise InputError("The loader of source images is empty.", "Give it at least one batch.")
-    return SourceStats(method, model_sha256(model), samples, tensors)
+    known = {**images.provenance(), **(provenance or {})}
+    return SourceStats(method, model_sha256(model), images.samples, tensors, known)
 
 
 def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None) -> None:

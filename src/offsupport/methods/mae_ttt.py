@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -100,7 +100,7 @@ class MaeTtt(Adapter):
         """Return the encoder's parameters, and those of whatever else is to be tuned."""
         inside, tune = self.inside, self.config.tune
         visible_patches(inside.mae.config.patches, self.config.mask_ratio)  # refuses a ratio that leaves none
-        left_out = () if tune == "all" else ("decoder",)
+        left_out: tuple[str, ...] = () if tune == "all" else ("decoder",)
         left_out += ("cls_token", "mask_token") if tune == "encoder-without-tokens" else ()
         left_out += () if self.trains_classifier else ("classifier",)
         return {
@@ -112,7 +112,7 @@ class MaeTtt(Adapter):
     def step(self, x: Tensor) -> Tensor:
         """Adapt to each image by itself and predict it, or to the batch as a whole with ``online``."""
         if not self.config.online:
-            return torch.cat([self._episode(image) for image in x.split(1)])
+            return torch.cat([self._episode(image) for image in torch.split(x, 1)])
         for _ in self.iterations(x, self.generator):
             pass
         return self.predict(x)
@@ -144,13 +144,20 @@ class MaeTtt(Adapter):
             self.optimizer.state.clear()
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
-        """Return gradients; None for what the loss does not depend on, which then not even momentum moves."""
+        """Return gradients, and remember what the loss does not depend on: not even momentum may move that."""
         guard.require_finite_loss(loss)
         self.passes["backward"] += 1
-        found = torch.autograd.grad(loss, list(self.parameters_adapted.values()), allow_unused=True)
+        parameters = list(self.parameters_adapted.values())
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        self.reached = [gradient is not None for gradient in found]
         if not guard.all_finite([gradient for gradient in found if gradient is not None]):
             raise guard.StepRejected("bad_grad")
-        return list(found)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+    def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Take a step with what was reached."""
+        kept = [gradient if reached else None for gradient, reached in zip(gradients, self.reached, strict=True)]
+        super().apply_gradients(kept)  # type: ignore[arg-type]  # without a gradient, an optimiser leaves it alone
 
     def _episode(self, x: Tensor) -> Tensor:
         """Adapt to one image, predict it, put everything back; an episode that fails predicts with source weights."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offsupport.core.checkpoints import load_tensors, save_tensors
 from offsupport.core.errors import SourceStatsError
+
+_MANIFEST = ("method", "model_sha256", "samples")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,25 +25,26 @@ class SourceStats:
         model_sha256: The weights they were computed with.
         samples: How many images went in.
         tensors: The statistics.
+        provenance: What is known of the images: data set, split, hash, and how they were transformed.
     """
 
     method: str
     model_sha256: str
     samples: int
     tensors: dict[str, Tensor]
+    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def save(self, path: Path | str) -> None:
         """Write them to one safetensors file."""
-        save_tensors(
-            path, self.tensors, {"method": self.method, "model_sha256": self.model_sha256, "samples": self.samples}
-        )
+        manifest = {name: getattr(self, name) for name in _MANIFEST}
+        save_tensors(path, self.tensors, manifest | {"provenance": dict(self.provenance)})
 
     @staticmethod
     @torch.inference_mode(False)
     def load(path: Path | str) -> SourceStats:
         """Read what :meth:`save` wrote."""
         tensors, manifest = load_tensors(path)
-        if set(manifest) != {"method", "model_sha256", "samples"}:
+        if set(manifest) - {"provenance"} != set(_MANIFEST):
             raise SourceStatsError(f"{path} holds no source statistics.", "Make them with offsupport.source_stats().")
         return SourceStats(tensors=tensors, **manifest)
 

@@ -5,6 +5,7 @@ from offsupport.nn.mae_weights import load_mae
 from offsupport.nn.masking import Masking, draw_masks
 from offsupport.nn.norm import adopt_batch_norm, affine_parameters, norm_layers
 from offsupport.nn.normalized import Normalized
+from offsupport.nn.projected import WithProjection, projected, projection_head
 from offsupport.nn.resnet import ResNet, group_norm, resnet18, resnet26, resnet50
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Masking",
     "Normalized",
     "ResNet",
+    "WithProjection",
     "adopt_batch_norm",
     "affine_parameters",
     "draw_masks",
@@ -20,6 +22,8 @@ __all__ = [
     "load_mae",
     "mae",
     "norm_layers",
+    "projected",
+    "projection_head",
     "resnet18",
     "resnet26",
     "resnet50",

@@ -56,3 +56,16 @@ def capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
         yield inputs
     finally:
         handle.remove()
+
+
+def find_projection(model: nn.Module) -> nn.Module | None:
+    """Return the projection head of contrastive training, a module called ``projection``, or None."""
+    found = (getattr(module, "projection", None) for module in model.modules())
+    return next((module for module in found if isinstance(module, nn.Module)), None)
+
+
+def encoder_parameters(model: nn.Module, head: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that the features depend on by name: all but those of classifier and projection head."""
+    projection = find_projection(model)
+    kept = {*head.parameters(), *(projection.parameters() if projection else ())}
+    return {name: p for name, p in model.named_parameters() if p.is_floating_point() and p not in kept}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-Statistics = Literal["source", "batch", "blend"]
+Statistics = Literal["source", "batch", "blend", "ema", "running"]
 
 NORM_TYPES = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 
@@ -23,11 +23,16 @@ class StatisticsPolicy:
 
     ``source`` uses the running statistics, ``batch`` those of the batch alone, ``blend`` their mean with the running
     statistics counted as ``prior`` extra samples (Schneider et al., 2020), for batches too small to stand alone.
+    ``ema`` normalises by the batch as training does, and lets ``running`` follow it; ``running`` normalises by what has
+    been followed. The buffers of the layers stay as they came: ``running`` holds copies, from :meth:`follow` on.
     """
 
     statistics: Statistics = "source"
     prior: float = 16.0
+    momentum: float = 0.1
     layers: int = 0
+    running: Tensor | None = None
+    """Means and variances of all layers side by side, (2, channels); None where nothing is followed."""
 
     @contextlib.contextmanager
     def using(self, statistics: Statistics) -> Iterator[None]:
@@ -38,6 +43,18 @@ class StatisticsPolicy:
         finally:
             self.statistics = before
 
+    def follow(self, model: nn.Module, momentum: float = 0.1) -> Tensor:
+        """Start to follow the layers of ``model`` from their own statistics; return these, (2, channels)."""
+        self.momentum = momentum
+        found: list[Tensor] = []
+        width = 0
+        for layer in model.modules():
+            if isinstance(layer, AdaptiveStatistics) and layer.policy is self and layer.running_mean is not None:
+                layer.place = slice(width, width := width + len(layer.running_mean))
+                found.append(torch.stack([layer.running_mean, layer.running_var]))
+        self.running = torch.cat(found, 1) if found else torch.empty(2, 0)
+        return self.running
+
 
 class AdaptiveStatistics:
     """Mixed into a batch-norm class: a policy says which statistics normalise, whatever the train/eval flag says.
@@ -46,13 +63,22 @@ class AdaptiveStatistics:
     """
 
     policy: StatisticsPolicy
+    place: slice
+    running_mean: Tensor | None
+    running_var: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` by the statistics of the policy."""
-        layer: Any = self
-        statistics = "batch" if layer.running_mean is None else self.policy.statistics
+        statistics = "batch" if self.running_mean is None else self.policy.statistics
         if statistics == "source":
             return self._with(x, training=False)
+        if statistics == "running":
+            mean, var = self._known()
+            return self._with(x, training=False, running_mean=mean, running_var=var)
+        if statistics == "ema" and self.policy.running is not None and x.numel() > x.shape[1]:
+            mean, var = self._known()
+            attributes = {"track_running_stats": True, "momentum": self.policy.momentum, "num_batches_tracked": None}
+            return self._with(x, training=True, running_mean=mean, running_var=var, **attributes)
         if statistics == "blend":
             mean, var = self._blend(x)
             return self._with(x, training=False, running_mean=mean, running_var=var)
@@ -76,13 +102,21 @@ class AdaptiveStatistics:
             for name, value in before.items():
                 setattr(layer, name, value)
 
+    def _known(self) -> tuple[Tensor, Tensor]:
+        """Return the mean and variance that were followed so far, or else those the layer came with."""
+        if self.policy.running is None:
+            assert self.running_mean is not None  # noqa: S101 (layers without statistics use those of the batch)
+            return self.running_mean, self.running_var
+        mean, var = self.policy.running[:, self.place]
+        return mean, var
+
     @torch.no_grad()
     def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        layer: Any = self
         axes = [axis for axis in range(x.dim()) if axis != 1]
         var, mean = torch.var_mean(x, axes, correction=0)
         weight = len(x) / (len(x) + self.policy.prior)
-        return layer.running_mean.lerp(mean, weight), layer.running_var.lerp(var, weight)
+        known_mean, known_var = self._known()
+        return known_mean.lerp(mean, weight), known_var.lerp(var, weight)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         plain = next(cls for cls in type(self).__mro__[1:] if cls is not AdaptiveStatistics)

@@ -32,7 +32,7 @@ class _NaNGradient(torch.autograd.Function):
 
 
 class Faulty(nn.Module):
-    """A model with a switch: while gradients are recorded, its ``logits`` or its ``gradient`` become NaN.
+    """A model with a switch: while gradients are recorded, its ``logits`` or all its ``gradient`` become NaN.
 
     What an autoencoder reconstructs breaks in the same way.
     """
@@ -44,16 +44,22 @@ class Faulty(nn.Module):
         for module in model.modules():
             if isinstance(module, MaskedAutoencoder):
                 # A method that learns from reconstructions may see no logits before its last step.
-                module.decoder_pred.register_forward_hook(lambda _, given, out: self._broken(out))
+                module.decoder_pred.register_forward_hook(self._break_reconstruction)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the model and break what is to be broken."""
-        return self._broken(self.model(x))
+        apply: Any = _NaNGradient.apply
+        parameters = self.model.named_parameters() if self.fault == "gradient" else ()
+        broken: dict[str, Tensor] = {name: apply(parameter) for name, parameter in parameters}
+        logits: Tensor = torch.func.functional_call(self.model, broken, (x,))
+        return self._broken(logits)
+
+    def _break_reconstruction(self, layer: nn.Module, given: Any, out: Tensor) -> Tensor:
+        apply: Any = _NaNGradient.apply
+        return apply(out) if self.fault == "gradient" else self._broken(out)
 
     def _broken(self, out: Tensor) -> Tensor:
-        if self.fault == "logits" and torch.is_grad_enabled():
-            return out * math.nan
-        return _NaNGradient.apply(out) if self.fault == "gradient" else out  # type: ignore[no-untyped-call]
+        return out * math.nan if self.fault == "logits" and torch.is_grad_enabled() else out
 
 
 def check_faults(case: Case) -> None:

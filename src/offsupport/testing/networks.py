@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offsupport.nn.mae import mae
+from offsupport.nn.projected import projected
 
 CLASSES = 4
 IMAGE = (3, 8, 8)
@@ -34,7 +36,15 @@ def toy_images(count: int, seed: int, *, shifted: bool = True) -> tuple[Tensor, 
 
 
 def _autoencoder() -> nn.Module:
-    shape = {"image": 8, "patch": 4, "dim": 8, "depth": 1, "heads": 2, "decoder_dim": 8, "decoder_depth": 1}
+    shape: dict[str, Any] = {
+        "image": 8,
+        "patch": 4,
+        "dim": 8,
+        "depth": 1,
+        "heads": 2,
+        "decoder_dim": 8,
+        "decoder_depth": 1,
+    }
     shape |= {"decoder_heads": 2, "head_dim": 8, "head_depth": 1, "head_heads": 2}
     return mae("tiny/4", CLASSES, **shape)
 
@@ -111,5 +121,6 @@ NETWORKS: dict[str, Factory] = {
     "one_pixel": _trained(_one_pixel),
     "mae": _trained(_autoencoder),
     "dropout": _trained(lambda: _convolutional(nn.BatchNorm2d, nn.Dropout(0.3))),
+    "projection": _trained(lambda: projected(_convolutional(nn.BatchNorm2d), out=8)),
 }
 """Factories of classifiers of (N, 3, 8, 8) images in [0, 1] into four classes, by what is special about them."""

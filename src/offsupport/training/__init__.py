@@ -1,6 +1,7 @@
 """Source models and how they are trained."""
 
 from offsupport.training.digits import digits_model
-from offsupport.training.supervised import train_classifier
+from offsupport.training.recipe import Recipe, list_recipes, read_recipe
+from offsupport.training.run import train
 
-__all__ = ["digits_model", "train_classifier"]
+__all__ = ["Recipe", "digits_model", "list_recipes", "read_recipe", "train"]

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-import torch
 from torch import nn
 
-from offsupport.core.seeds import derive_seed
 from offsupport.data import load
-from offsupport.nn import Normalized, ResNet
-from offsupport.nn.resnet import BasicBlock
-from offsupport.training.supervised import train_classifier
+from offsupport.training.loop import begin, epochs
+from offsupport.training.recipe import read_recipe
+from offsupport.training.run import fresh_network, make_objective, split
 
+RECIPE = "digits-small"
 EPOCHS = 12
+CLASSES = 10
 
 
 def digits_network() -> nn.Module:
     """Return the untrained network, with one block per stage; it takes images in [0, 1]."""
-    # The coarse stem loses nothing: the digits were enlarged from 8x8.
-    network = ResNet(BasicBlock, (1, 1, 1, 1), width=16, stem="imagenet")
-    return Normalized(network, mean=[0.5] * 3, std=[0.5] * 3)
+    return fresh_network(read_recipe(RECIPE), CLASSES)
 
 
 def digits_model(seed: int = 0, advance: Callable[[], None] = lambda: None) -> nn.Module:
@@ -31,11 +28,8 @@ def digits_model(seed: int = 0, advance: Callable[[], None] = lambda: None) -> n
         seed: Seed of initialisation, order and augmentation.
         advance: Called after each of :data:`EPOCHS` epochs.
     """
-    train = load("digits", split="train")
-    images = torch.from_numpy(train.images(np.arange(len(train)))).permute(0, 3, 1, 2).float() / 255
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed("digits model", seed))
-        model = digits_network()
-    return train_classifier(
-        model, images, torch.from_numpy(train.labels), epochs=EPOCHS, shift=2, seed=seed, advance=advance
-    )
+    recipe = read_recipe(RECIPE)
+    run = begin(recipe, make_objective(recipe, CLASSES, seed), seed)
+    for _ in epochs(recipe, run, *split(load(recipe.dataset, split="train"), recipe.held_out), advance=advance):
+        pass
+    return run.objective.model.eval()

@@ -1,0 +1,98 @@
+"""Methods that adapt as in training and score afterwards: batch-norm statistics follow the stream."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from offsupport.core.errors import InputError
+from offsupport.methods import guard
+from offsupport.methods.adapter import Adapter
+from offsupport.methods.config import StepConfig, require
+from offsupport.nn.inspect import encoder_parameters
+from offsupport.nn.norm import Statistics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FollowConfig(StepConfig):
+    """Hyper-parameters of a method whose batch-norm statistics follow the stream."""
+
+    min_batch: int | None = None
+    """Smaller batches are predicted without a step; None is 16 with any norm layers, as moments need a batch."""
+    optimizer: Literal["adam", "sgd"] = "sgd"
+    """Update rule, without weight decay."""
+    bn_momentum: float = 0.1
+    """How far batch-norm statistics move towards those of each forward pass of a step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("bn_momentum", 0 <= self.bn_momentum <= 1, "in [0, 1]")
+
+
+class Following(Adapter):
+    """Moves the encoder, classifier kept; a batch is predicted after its step, by the statistics followed so far.
+
+    A subclass says what a step looks at (:meth:`look`) and what it descends (:meth:`loss`). The statistics live in the
+    memory: the buffers of the model stay as they came.
+    """
+
+    config: FollowConfig
+    statistics: ClassVar[Statistics] = "running"
+    small_batch_without: ClassVar[int] = 16
+
+    @abc.abstractmethod
+    def look(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Run the forward passes of a step, each under ``self.policy.using("ema")``; return what the loss needs."""
+
+    @abc.abstractmethod
+    def loss(self, *seen: Tensor) -> Tensor:
+        """Return what a step descends, from what :meth:`look` returned; what is remembered moves on here."""
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return every parameter but those of the classifier and of a projection head."""
+        return encoder_parameters(self.model, self.head()[1])
+
+    def initial_memory(self) -> dict[str, Tensor]:
+        """Remember the batch-norm statistics."""
+        return {"running": self.policy.follow(self.model, self.config.bn_momentum)}
+
+    def network(self, x: Tensor) -> Tensor:
+        """Run the model; in a step its batch-norm statistics move on."""
+        # Memory is replaced, never changed in place: a snapshot may hold it.
+        self.policy.running = self.memory["running"].clone()
+        logits = super().network(x)
+        if self.policy.statistics == "ema":
+            if self.policy.running.isfinite().all():
+                self.memory["running"] = self.policy.running
+            if torch.is_grad_enabled():
+                guard.require_finite_loss(logits)
+        return logits
+
+    def step(self, x: Tensor) -> Tensor:
+        """Descend the loss of the batch, then predict it."""
+        usable = x[guard.plausible_rows(x)]
+        if len(usable) < self.min_batch:
+            self.count("bad_input")
+            return self.predict(x)
+        self.descend(self.loss(*self.look(usable)))
+        return self.predict(x)
+
+    @torch.no_grad()
+    def without_step(self, x: Tensor) -> Tensor:
+        """Let the batch-norm statistics follow all the same: they do not depend on what went wrong."""
+        self.look(x[guard.plausible_rows(x)])
+        return self.predict(x)
+
+
+def require_unit_range(x: Tensor, method: str) -> None:
+    """Refuse images that are not in [0, 1], before a method augments them."""
+    low, high = x.aminmax() if len(x) else (0.0, 1.0)
+    if low < -1e-3 or high > 1 + 1e-3:
+        raise InputError(
+            f"The method {method!r} augments images in [0, 1], and these lie in [{float(low):.3g}, {float(high):.3g}].",
+            "Let the model standardise: offsupport.nn.Normalized(model, mean, std), and pass plain images.",
+        )

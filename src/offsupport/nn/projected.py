@@ -1,0 +1,49 @@
+"""A classifier that keeps the projection head of its contrastive training."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from offsupport.core.errors import ModelError
+from offsupport.nn.inspect import capture_input, find_head
+
+
+class WithProjection(nn.Module):
+    """A backbone that gives logits, and a projection of its penultimate features for a contrastive loss.
+
+    The forward pass is that of the backbone. The projection is defined before it, so that the last ``nn.Linear`` is
+    still the classifier.
+
+    Args:
+        backbone: Images to logits; its penultimate features are the input of its last ``nn.Linear``.
+        projection: Features (N, d) to (N, k), not normalised.
+    """
+
+    def __init__(self, backbone: nn.Module, projection: nn.Module) -> None:
+        super().__init__()
+        self.projection = projection
+        self.backbone = backbone
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the backbone."""
+        logits: Tensor = self.backbone(x)
+        return logits
+
+    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits and the projected features, from one pass."""
+        with capture_input(find_head(self.backbone)[1]) as features:
+            logits = self.backbone(x)
+        return logits, self.projection(features[-1])
+
+
+def projection_head(features: int, out: int = 128) -> nn.Sequential:
+    """Return Linear, ReLU, Linear: the head of SimCLR and TTT++, as wide as the features."""
+    return nn.Sequential(nn.Linear(features, features), nn.ReLU(inplace=True), nn.Linear(features, out))
+
+
+def projected(backbone: nn.Module, out: int = 128) -> WithProjection:
+    """Give ``backbone`` a fresh projection head of the width of its penultimate features."""
+    name, head = find_head(backbone)
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"The classifier {name!r} is no nn.Linear.", "Its input width cannot be read off.")
+    return WithProjection(backbone, projection_head(head.in_features, out))

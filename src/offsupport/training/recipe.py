@@ -1,0 +1,109 @@
+"""Recipes: everything the weights of a source model depend on, except the data, the seed and the number of threads."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from offsupport.core.config import build
+from offsupport.core.errors import ConfigError, FileError, nearest
+
+Objective = Literal["supervised", "joint", "moco", "probe"]
+Views = Literal["none", "shift", "shift-flip", "crop", "simclr"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a source model is trained: stochastic gradient descent with Nesterov or plain momentum."""
+
+    about: str
+    """One line for people."""
+    dataset: Literal["digits", "cifar10", "cifar100"]
+    """What it is trained on."""
+    network: str
+    """Name of the architecture (``resnet18x0.25``)."""
+    objective: Objective = "supervised"
+    """What is minimised."""
+    start: str | None = None
+    """Recipe whose weights this one begins with; None for fresh ones."""
+    held_out: int = 0
+    """Training images kept apart: never trained on, and the only ones choices are made by."""
+    epochs: int
+    """Passes over the training images."""
+    batch_size: int
+    """Images per step."""
+    lr: float
+    """Largest learning rate."""
+    schedule: Literal["one-cycle", "cosine"] = "one-cycle"
+    """``one-cycle`` rises and falls with every step; ``cosine`` falls to a thousandth, epoch by epoch."""
+    momentum: float = 0.9
+    """Momentum; the one-cycle schedule swings by 0.05 around it."""
+    nesterov: bool = True
+    """Nesterov's momentum."""
+    weight_decay: float = 5e-4
+    """Weight decay, of all parameters."""
+    views: Views = "none"
+    """How images are varied."""
+    shift: int = 4
+    """Largest shift in pixels, of the views that shift."""
+    grow_from: int | None = None
+    """Begin with images of this side and let them grow to their own during the first 60 % of the epochs."""
+    channels_last: bool = True
+    """Keep images and weights channels last, which is quicker on CPUs."""
+    stop_at: float | None = None
+    """End after the epoch that reaches this accuracy on the held-out images."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return what differs from the defaults, except the words: two recipes with equal settings train alike."""
+        fields = [field for field in dataclasses.fields(self) if field.name != "about"]
+        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+
+
+def list_recipes() -> dict[str, str]:
+    """Return the names of the recipes in the package and a line about each."""
+    return {name: read_recipe(name).about for name in _shipped()}
+
+
+def read_recipe(name: str) -> Recipe:
+    """Return a recipe of the package by its name, or one from a YAML file by its path."""
+    path = _shipped().get(name)
+    if path is None:
+        path = Path(name)
+        if path.suffix not in (".yaml", ".yml"):
+            raise ConfigError(f"There is no recipe {name!r}.", f"{nearest(name, _shipped())} Or give a .yaml file.")
+        if not path.is_file():
+            raise FileError(f"There is no file {path}.", "Check the path.")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} is not YAML ({error}).", "Write one setting per line: `epochs: 10`.") from error
+    return make_recipe(values, f"recipe {path.stem!r}")
+
+
+def make_recipe(values: Any, owner: str) -> Recipe:
+    """Return the recipe of these settings; unknown, missing and senseless ones are errors that say which."""
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(f"The {owner} is not a mapping of settings.", "Write one setting per line: `epochs: 10`.")
+    needed = [field.name for field in dataclasses.fields(Recipe) if field.default is dataclasses.MISSING]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise ConfigError(f"The {owner} does not say {', '.join(missing)}.", "Add them, one setting per line.")
+    recipe = build(Recipe, values, owner)
+    positive = ("epochs", "batch_size", "lr", "shift", "grow_from")
+    for name in (*positive, "held_out", "momentum", "weight_decay"):
+        value = getattr(recipe, name)
+        if value is not None and (value < 0 or (value == 0 and name in positive)):
+            bound = "above 0" if name in positive else "at least 0"
+            raise ConfigError(f"Setting {name!r} of the {owner} is {value}.", f"It must be {bound}.")
+    if recipe.stop_at is not None and not recipe.held_out:
+        raise ConfigError(f"The {owner} stops at a held-out accuracy, and holds nothing out.", "Set held_out.")
+    return recipe
+
+
+def _shipped() -> dict[str, Path]:
+    folder = Path(str(resources.files("offsupport.training") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
