@@ -16,6 +16,7 @@ _PUBLIC = {
     "evaluate": "offsupport.evaluation",
     "list_methods": "offsupport.methods.factory",
     "load_adapted": "offsupport.methods.factory",
+    "load_model": "offsupport.nn.loading",
     "source_stats": "offsupport.methods.factory",
 }
 _ROOMS = ("bench", "data", "functional", "latent", "methods", "nn", "testing", "theory")
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from offsupport.methods.factory import list_methods as list_methods
     from offsupport.methods.factory import load_adapted as load_adapted
     from offsupport.methods.factory import source_stats as source_stats
+    from offsupport.nn.loading import load_model as load_model
 
 __all__ = ["__version__", *_PUBLIC, *_ROOMS]
 

@@ -99,10 +99,11 @@ def simclr_views(
         >>> one.shape, bool((one == two).all())
         (torch.Size([5, 3, 32, 32]), False)
     """
-    return _simclr_view(x, generator, scale), _simclr_view(x, generator, scale)
+    return simclr_view(x, generator, scale), simclr_view(x, generator, scale)
 
 
-def _simclr_view(x: Tensor, generator: torch.Generator, scale: tuple[float, float]) -> Tensor:
+def simclr_view(x: Tensor, generator: torch.Generator, scale: tuple[float, float] = (0.2, 1.0)) -> Tensor:
+    """Return one view of each image: a crop, perhaps mirrored, its colours perhaps changed or taken away."""
     view = flip(random_resized_crop(x, scale, (3 / 4, 4 / 3), generator), generator)
     return grayscale(color_jitter(view, generator), generator)
 

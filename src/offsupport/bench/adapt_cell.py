@@ -11,6 +11,7 @@ import numpy as np
 
 from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
 from offsupport.bench.correctness import pack
+from offsupport.bench.models import pinned
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +40,7 @@ class AdaptConfig:
     preset: str | None = None
     """Named hyper-parameters (``cifar10``)."""
     model: str = "digits-small"
-    """Name of the source model, or ``module:function`` that returns one."""
+    """Name of the source model (``zoo:NAME``, ``file:PATH``), or ``module:function`` that returns one."""
     seed: int = 0
     """Seed of the stream's order and of the method's random draws."""
     protocol: Literal["online", "continual", "episodic"] = "online"
@@ -56,8 +57,8 @@ class AdaptConfig:
     """Threads of the computation."""
 
     def cell(self) -> Cell:
-        """Return the cell of these settings."""
-        return make_cell("adapt", self)
+        """Return the cell of these settings; the hash of the model's weights, where it has any yet, is part of it."""
+        return make_cell("adapt", dataclasses.replace(self, model=pinned(self.model)))
 
 
 def run_adapt(config: AdaptConfig, place: Place) -> Outcome:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from offsupport import zoo
 from offsupport.bench.cell import imported
 from offsupport.core.errors import FileError, ModelError
+from offsupport.core.files import sha256_file
 from offsupport.core.progress import progress
 from offsupport.core.registry import Registry
 
@@ -34,17 +36,37 @@ class BuiltIn:
 
 
 MODELS: Registry[BuiltIn] = Registry("model")
+PIN = 12
+"""Hexadecimal digits of a hash in a pinned name."""
+
+
+def pinned(name: str) -> str:
+    """Return the name with the hash of its weights (``zoo:NAME@1f2e3d4c5b6a``), so that results name their weights."""
+    kind, _, rest = name.partition(":")
+    if kind not in ("zoo", "file") or "@" in rest:
+        return name
+    sha = zoo.card(rest)["file_sha256"] if kind == "zoo" else sha256_file(rest)
+    return f"{name}@{sha[:PIN]}"
 
 
 def load_model(name: str, folder: Path) -> nn.Module:
     """Return the source model called ``name``, ready to predict.
 
     Args:
-        name: One of :data:`MODELS`, or ``module:function`` that returns a model.
+        name: One of :data:`MODELS`, ``zoo:NAME``, ``file:PATH``, ``timm:NAME``, or ``module:function`` that returns a
+            model. A pinned name is refused where the weights are others by now.
         folder: The run folder; what is trained is kept in its ``models``, so that all cells share the same weights.
     """
     from torch import nn
 
+    from offsupport.nn.loading import KINDS
+    from offsupport.nn.loading import load_model as load
+
+    if name.startswith(KINDS):
+        plain = name.partition("@")[0]
+        if "@" in name and pinned(plain) != name:
+            raise ModelError(f"The weights of {plain} have changed: this asks for {name}.", "Begin a new run.")
+        return load(plain)
     if ":" not in name:
         return _kept(MODELS[name], folder / "models" / f"{name}.safetensors")
     model = imported(name, "model")()

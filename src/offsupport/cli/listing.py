@@ -16,15 +16,17 @@ LONG = ("summary", "single", "paper")
 
 
 def list_(
-    what: str = typer.Argument("methods", help="methods, datasets, corruptions, tables or models."), json: bool = JSON
+    what: str = typer.Argument("methods", help="methods, datasets, corruptions, tables, models or recipes."),
+    json: bool = JSON,
 ) -> None:
-    """List methods, data sets, corruptions, tables or models."""
+    """List methods, data sets, corruptions, tables, models or recipes."""
     kinds = {
         "methods": _methods,
         "datasets": _datasets,
         "corruptions": _corruptions,
         "tables": _tables,
         "models": _models,
+        "recipes": _recipes,
     }
     if what not in kinds:
         raise ConfigError(f"There is nothing called {what!r} to list.", nearest(what, kinds))
@@ -61,6 +63,19 @@ def _tables() -> Rows:
 
 
 def _models() -> Rows:
+    from offsupport import zoo
     from offsupport.bench.models import MODELS
 
-    return [{"name": name, "about": MODELS[name].about} for name in MODELS]
+    made = [{"name": name, "about": MODELS[name].about, "clean accuracy": ""} for name in MODELS]
+    return made + [_zoo_row(zoo.card(name)) for name in zoo.names()]
+
+
+def _zoo_row(card: dict[str, Any]) -> dict[str, Any]:
+    accuracy = f"{100 * card['test']['accuracy']:.2f} %" if card.get("test") else ""
+    return {"name": f"zoo:{card['name']}", "about": card["about"], "clean accuracy": accuracy}
+
+
+def _recipes() -> Rows:
+    from offsupport.training import list_recipes
+
+    return [{"name": name, "about": about} for name, about in list_recipes().items()]

@@ -1,5 +1,7 @@
 """Networks and layers."""
 
+from offsupport.nn.architectures import build_network
+from offsupport.nn.loading import load_model
 from offsupport.nn.mae import MaeConfig, MaskedAutoencoder, mae
 from offsupport.nn.mae_weights import load_mae
 from offsupport.nn.masking import Masking, draw_masks
@@ -17,9 +19,11 @@ __all__ = [
     "WithProjection",
     "adopt_batch_norm",
     "affine_parameters",
+    "build_network",
     "draw_masks",
     "group_norm",
     "load_mae",
+    "load_model",
     "mae",
     "norm_layers",
     "projected",

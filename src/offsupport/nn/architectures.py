@@ -18,7 +18,6 @@ from offsupport.nn.normalized import (
 )
 from offsupport.nn.resnet import BasicBlock, ResNet, resnet18, resnet26, resnet50
 
-
 _RESNETS = {"resnet18": resnet18, "resnet26": resnet26, "resnet50": resnet50}
 _NAME = re.compile(r"(?P<base>[a-z]+\d+)(?:x(?P<factor>\d*\.?\d+))?(?P<stem>-imagenet)?")
 
@@ -35,8 +34,8 @@ def build_network(name: str, classes: int, normalization: str) -> nn.Module:
     """Return an untrained network that takes images in [0, 1].
 
     Args:
-        name: ``resnet18``, ``resnet26`` or ``resnet50``, with ``x0.25`` for a quarter of the width and ``-imagenet`` for
-            the stem of large images; or ``digits-small``.
+        name: ``resnet18``, ``resnet26`` or ``resnet50``, with ``x0.25`` for a quarter of the width and ``-imagenet``
+            for the stem of large images; or ``digits-small``.
         classes: Number of logits.
         normalization: One of :data:`NORMALIZATIONS`.
     """

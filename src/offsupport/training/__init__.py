@@ -1,5 +1,6 @@
 """Source models and how they are trained."""
 
+from offsupport.training import moco as moco  # registers its objective
 from offsupport.training.digits import digits_model
 from offsupport.training.recipe import Recipe, list_recipes, read_recipe
 from offsupport.training.run import train

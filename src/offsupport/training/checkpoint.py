@@ -10,12 +10,12 @@ from torch import Tensor
 
 from offsupport.core.checkpoints import load_tensors, save_tensors
 from offsupport.core.errors import FileError
-from offsupport.training.loop import Progress
+from offsupport.training.loop import Run
 
 FILE = "checkpoint.safetensors"
 
 
-def save(run: Progress, folder: Path, identity: dict[str, Any]) -> None:
+def save(run: Run, folder: Path, identity: dict[str, Any]) -> None:
     """Write where the run stands, whole or not at all.
 
     Args:
@@ -29,7 +29,7 @@ def save(run: Progress, folder: Path, identity: dict[str, Any]) -> None:
     save_tensors(folder / FILE, tensors, {"identity": identity, "epoch": run.epoch, "log": run.log})
 
 
-def resume(run: Progress, folder: Path, identity: dict[str, Any]) -> None:
+def resume(run: Run, folder: Path, identity: dict[str, Any]) -> None:
     """Bring a fresh run to where the checkpoint in ``folder`` stands; without one it stays at its start."""
     path = folder / FILE
     if not path.is_file():
@@ -50,7 +50,7 @@ def resume(run: Progress, folder: Path, identity: dict[str, Any]) -> None:
     run.epoch, run.log = manifest["epoch"], manifest["log"]
 
 
-def _momentum(run: Progress) -> dict[str, Tensor]:
+def _momentum(run: Run) -> dict[str, Tensor]:
     state = run.optimizer.state
     return {name: state[p]["momentum_buffer"] for name, p in run.objective.named_parameters() if p in state}
 

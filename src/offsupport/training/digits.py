@@ -9,7 +9,7 @@ from torch import nn
 from offsupport.data import load
 from offsupport.training.loop import begin, epochs
 from offsupport.training.recipe import read_recipe
-from offsupport.training.run import fresh_network, make_objective, split
+from offsupport.training.run import ALONE, fresh_network, fresh_objective, split
 
 RECIPE = "digits-small"
 EPOCHS = 12
@@ -29,7 +29,9 @@ def digits_model(seed: int = 0, advance: Callable[[], None] = lambda: None) -> n
         advance: Called after each of :data:`EPOCHS` epochs.
     """
     recipe = read_recipe(RECIPE)
-    run = begin(recipe, make_objective(recipe, CLASSES, seed), seed)
-    for _ in epochs(recipe, run, *split(load(recipe.dataset, split="train"), recipe.held_out), advance=advance):
+    run = begin(recipe, fresh_objective(recipe, CLASSES, seed), seed, ALONE)
+    for _ in epochs(
+        recipe, run, *split(load(recipe.dataset, split="train"), recipe.held_out), advance=lambda *_: advance()
+    ):
         pass
     return run.objective.model.eval()

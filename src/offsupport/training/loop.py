@@ -7,34 +7,45 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offsupport.data import Dataset
 from offsupport.training.objectives import Objective
 from offsupport.training.recipe import Recipe
 from offsupport.training.schedules import pace
+from offsupport.training.team import Team
 from offsupport.training.views import View, make_view, resized, side_at
 
 Log = list[dict[str, Any]]
 
 
 @dataclasses.dataclass
-class Progress:
+class Run:
     """Everything that changes during training; between two epochs it is all a run consists of."""
 
     objective: Objective
     optimizer: torch.optim.SGD
     generator: torch.Generator
+    team: Team
     epoch: int = 0
     log: Log = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Images (N, C, H, W) in uint8 and their labels."""
+    """Images (N, C, H, W) in uint8 and their labels, in memory."""
 
     images: Tensor
     labels: Tensor
+
+    @classmethod
+    def of(cls, dataset: Dataset, rows: np.ndarray[Any, Any] | None = None) -> Examples:
+        """Return rows of a data set, or all of them."""
+        rows = np.arange(len(dataset)) if rows is None else rows
+        pixels = torch.from_numpy(dataset.images(rows)).permute(0, 3, 1, 2).contiguous()
+        return cls(pixels, torch.from_numpy(dataset.labels[rows]))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,19 +55,20 @@ class Examples:
         return self.images[rows].float().div_(255), self.labels[rows]
 
 
-def begin(recipe: Recipe, objective: Objective, seed: int) -> Progress:
+def begin(recipe: Recipe, objective: Objective, seed: int, team: Team) -> Run:
     """Return a run at its start."""
+    objective.to(team.device)
     if recipe.channels_last:
         objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     learnt = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(
         learnt, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay, nesterov=recipe.nesterov
     )
-    return Progress(objective, optimizer, torch.Generator().manual_seed(seed))
+    return Run(objective, optimizer, torch.Generator().manual_seed(seed), team)
 
 
 def epochs(
-    recipe: Recipe, run: Progress, train: Examples, held_out: Examples, advance: Callable[..., None] = lambda: None
+    recipe: Recipe, run: Run, train: Examples, held_out: Examples, advance: Callable[..., None] = lambda *_: None
 ) -> Iterator[dict[str, Any]]:
     """Train epoch by epoch, and yield the line of the log after each; what happens in between is the caller's.
 
@@ -65,17 +77,19 @@ def epochs(
         run: Where the run stands; changed in place.
         train: What is trained on.
         held_out: What accuracy is measured on; may be empty.
-        advance: Called after each epoch.
+        advance: Called after each epoch, with 1 and a few words.
     """
+    call = run.team.wrap(run.objective)
     while run.epoch < recipe.epochs and not _reached(recipe, run.log):
         started = time.monotonic()
-        line = {"epoch": run.epoch + 1, **_epoch(recipe, run, train)}
-        if len(held_out):
-            line["held_out_accuracy"] = accuracy(run.objective.model, held_out)
+        line = {"epoch": run.epoch + 1, **_epoch(recipe, run, call, train)}
+        if len(held_out) and run.objective.classifies:
+            line["held_out_accuracy"] = correct(run.objective.model, held_out) / len(held_out)
         line["seconds"] = round(time.monotonic() - started, 2)
         run.epoch += 1
         run.log.append(line)
-        advance()
+        scored = f"held-out accuracy {line['held_out_accuracy']:.1%}" if "held_out_accuracy" in line else ""
+        advance(1, f"loss {line['loss']:.3f} {scored}".rstrip())
         yield line
 
 
@@ -83,40 +97,43 @@ def _reached(recipe: Recipe, log: Log) -> bool:
     return bool(log) and recipe.stop_at is not None and log[-1]["held_out_accuracy"] >= recipe.stop_at
 
 
-def _epoch(recipe: Recipe, run: Progress, train: Examples) -> dict[str, Any]:
+def _epoch(recipe: Recipe, run: Run, call: nn.Module, train: Examples) -> dict[str, Any]:
     run.objective.train()
-    steps = len(train) // recipe.batch_size
+    steps = min(len(train), recipe.epoch_images or len(train)) // recipe.batch_size
     side = side_at(recipe, run.epoch, train.images.shape[-1])
     view = make_view(recipe)
     order = torch.randperm(len(train), generator=run.generator)[: steps * recipe.batch_size]
-    total, right = 0.0, 0
+    total, right = 0.0, 0.0
     for step, rows in enumerate(torch.split(order, recipe.batch_size)):
         rate = pace(recipe, run.epoch * steps + step, steps)
         run.optimizer.param_groups[0].update(rate._asdict())
         x, labels = train.batch(rows)
-        views = [_prepared(recipe, x, view, side, run.generator) for _ in range(run.objective.views)]
-        loss = run.objective(views, labels)
+        views = [_prepared(recipe, run, x, view, side) for _ in range(run.objective.views)]
+        loss = call(views, run.team.share(labels))
         run.optimizer.zero_grad()
         torch.autograd.backward(loss.value)
         run.optimizer.step()
+        run.objective.after_step()
         total += float(loss.value.detach())
-        right += int((loss.logits.argmax(1) == labels).sum())
-    return {"side": side, "lr": rate.lr, "loss": total / steps, "train_accuracy": right / len(order)}
+        right += float(loss.right.sum())
+    total, right = run.team.total(total, right)
+    mean = total / (steps * run.team.size)
+    return {"side": side, "lr": rate.lr, "loss": mean, "train_accuracy": right / len(order)}
 
 
-def _prepared(recipe: Recipe, x: Tensor, view: View, side: int, generator: torch.Generator) -> Tensor:
-    varied = resized(view(x, generator), side)
+def _prepared(recipe: Recipe, run: Run, x: Tensor, view: View, side: int) -> Tensor:
+    varied = run.team.share(resized(view(x, run.generator), side))
     return varied.contiguous(memory_format=torch.channels_last) if recipe.channels_last else varied
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, examples: Examples, batch_size: int = 250) -> float:
-    """Return the share of examples a model gets right, in evaluation mode."""
-    was_training = model.training
+def correct(model: nn.Module, examples: Examples, batch_size: int = 250) -> int:
+    """Return how many examples a model gets right, in evaluation mode."""
+    was_training, device = model.training, next(model.parameters()).device
     model.eval()
     right = 0
     for rows in torch.split(torch.arange(len(examples)), batch_size):
         x, labels = examples.batch(rows)
-        right += int((model(x).argmax(1) == labels).sum())
+        right += int((model(x.to(device)).argmax(1).cpu() == labels).sum())
     model.train(was_training)
-    return right / len(examples)
+    return right

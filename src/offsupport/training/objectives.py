@@ -2,43 +2,154 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+
+from offsupport.core.config import build
+from offsupport.core.registry import Registry
+from offsupport.functional import nt_xent
+from offsupport.nn import WithProjection, projected
+from offsupport.nn.inspect import capture_input, find_head
+
+OBJECTIVES: Registry[type[Objective]] = Registry("objective")
 
 
 class Loss(NamedTuple):
-    """The loss of a batch, and the logits accuracy is counted by."""
+    """The loss of a batch, and for each image whether what was asked of it came out right."""
 
     value: Tensor
-    logits: Tensor
+    right: Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """For objectives without any."""
 
 
 class Objective(nn.Module, ABC):
     """Owns the network being trained and whatever else has to be learnt or remembered on the way.
 
     Args:
-        model: Images in [0, 1] to logits; this is what is kept in the end.
+        network: Images in [0, 1] to logits.
+        options: The settings of this objective, an instance of its ``options_class``.
     """
 
+    options_class: type[Any] = NoOptions
     views = 1
     """How many views of each image a step takes."""
+    classifies = True
+    """Whether the result predicts classes, so that its accuracy means something."""
 
-    def __init__(self, model: nn.Module) -> None:
+    model: nn.Module
+
+    def __init__(self, network: nn.Module, options: Any) -> None:
         super().__init__()
-        self.model = model
+        self.options = options
+        self.model = network
 
     @abstractmethod
     def forward(self, views: Sequence[Tensor], labels: Tensor) -> Loss:
         """Return the loss of a batch."""
 
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin with the weights of another recipe instead of fresh ones."""
+        self.model.load_state_dict(weights)
 
+    def after_step(self) -> None:
+        """Called when the optimiser has made its step."""
+
+
+def make_objective(name: str, network: nn.Module, options: Mapping[str, Any]) -> Objective:
+    """Return an objective around a network; unknown options are errors that name the nearest."""
+    cls = OBJECTIVES[name]
+    return cls(network, build(cls.options_class, options, f"objective {name!r}"))
+
+
+@OBJECTIVES.register("supervised")
 class Supervised(Objective):
     """Cross-entropy."""
 
     def forward(self, views: Sequence[Tensor], labels: Tensor) -> Loss:
         """Return the cross-entropy of a batch."""
         logits = self.model(views[0])
-        return Loss(nn.functional.cross_entropy(logits, labels), logits)
+        return Loss(nn.functional.cross_entropy(logits, labels), logits.argmax(1) == labels)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JointOptions:
+    """Settings of the joint objective."""
+
+    contrast: float = 0.1
+    """Weight of the contrastive loss; the two cross-entropies get the rest each."""
+    temperature: float = 0.5
+    """What cosines are divided by."""
+    base_temperature: float | None = 0.07
+    """The contrastive loss is scaled by temperature / base_temperature, 7.14 as published; None leaves it alone."""
+
+
+@OBJECTIVES.register("joint")
+class Joint(Objective):
+    """Cross-entropy of two views and the contrast between them (TTT++, Liu et al., 2021); the head is kept.
+
+    Under several processes each contrasts its own share of the batch.
+    """
+
+    options_class = JointOptions
+    views = 2
+    model: WithProjection
+
+    def __init__(self, network: nn.Module, options: JointOptions) -> None:
+        super().__init__(network, options)
+        self.model = projected(network)
+
+    def forward(self, views: Sequence[Tensor], labels: Tensor) -> Loss:
+        """Return (1 - contrast) (CE + CE) + contrast NT-Xent, from one pass over both views."""
+        logits, projections = self.model.both(torch.cat(list(views)))
+        twice = torch.cat([labels, labels])
+        wrong = 2 * nn.functional.cross_entropy(logits, twice)
+        one, two = projections.chunk(2)
+        apart = nt_xent(one, two, self.options.temperature, self.options.base_temperature)
+        value = (1 - self.options.contrast) * wrong + self.options.contrast * apart
+        return Loss(value, (logits.argmax(1) == twice).view(2, -1).float().mean(0))
+
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin with a trained backbone; the projection head stays fresh."""
+        self.model.backbone.load_state_dict(weights)
+
+
+@OBJECTIVES.register("probe")
+class Probe(Objective):
+    """Cross-entropy of a linear classifier on the features of a frozen network."""
+
+    def __init__(self, network: nn.Module, options: NoOptions) -> None:
+        super().__init__(network, options)
+        network.requires_grad_(False)
+        self.head[1].requires_grad_(True)
+
+    @property
+    def head(self) -> tuple[str, nn.Module]:
+        """Name and module of the classifier."""
+        return find_head(self.model)
+
+    def train(self, mode: bool = True) -> Probe:
+        """Keep everything in evaluation mode: a frozen network does not count along either."""
+        return super().train(False)
+
+    def forward(self, views: Sequence[Tensor], labels: Tensor) -> Loss:
+        """Return the cross-entropy of the classifier."""
+        _, head = self.head
+        with torch.no_grad(), capture_input(head) as features:
+            self.model(views[0])
+        logits = head(features[-1])
+        return Loss(nn.functional.cross_entropy(logits, labels), logits.argmax(1) == labels)
+
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin with the weights below the classifier, which stays fresh."""
+        name, head = self.head
+        own = {f"{name}.{key}": value for key, value in head.state_dict().items()}
+        self.model.load_state_dict({**weights, **own})

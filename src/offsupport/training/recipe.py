@@ -12,8 +12,7 @@ import yaml
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError, FileError, nearest
 
-Objective = Literal["supervised", "joint", "moco", "probe"]
-Views = Literal["none", "shift", "shift-flip", "crop", "simclr"]
+Views = Literal["none", "shift", "shift-flip", "crop-flip", "simclr"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,14 +25,18 @@ class Recipe:
     """What it is trained on."""
     network: str
     """Name of the architecture (``resnet18x0.25``)."""
-    objective: Objective = "supervised"
-    """What is minimised."""
+    objective: str = "supervised"
+    """What is minimised: ``supervised``, ``joint``, ``moco`` or ``probe``."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings of the objective."""
     start: str | None = None
     """Recipe whose weights this one begins with; None for fresh ones."""
     held_out: int = 0
     """Training images kept apart: never trained on, and the only ones choices are made by."""
     epochs: int
     """Passes over the training images."""
+    epoch_images: int | None = None
+    """Images per epoch, drawn anew for each; None for all."""
     batch_size: int
     """Images per step."""
     lr: float
@@ -60,7 +63,8 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """Return what differs from the defaults, except the words: two recipes with equal settings train alike."""
         fields = [field for field in dataclasses.fields(self) if field.name != "about"]
-        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+        values = {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+        return {name: value for name, value in values.items() if value != {}}
 
 
 def list_recipes() -> dict[str, str]:
@@ -81,19 +85,24 @@ def read_recipe(name: str) -> Recipe:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise FileError(f"{path} is not YAML ({error}).", "Write one setting per line: `epochs: 10`.") from error
-    return make_recipe(values, f"recipe {path.stem!r}")
+    return make_recipe(values, f"recipe {recipe_name(name)!r}")
+
+
+def recipe_name(name: str) -> str:
+    """Return the name of a recipe given by name or by path."""
+    return Path(name).stem if name.endswith((".yaml", ".yml")) else name
 
 
 def make_recipe(values: Any, owner: str) -> Recipe:
     """Return the recipe of these settings; unknown, missing and senseless ones are errors that say which."""
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"The {owner} is not a mapping of settings.", "Write one setting per line: `epochs: 10`.")
-    needed = [field.name for field in dataclasses.fields(Recipe) if field.default is dataclasses.MISSING]
+    needed = [field.name for field in dataclasses.fields(Recipe) if field.default is field.default_factory]
     missing = [name for name in needed if name not in values]
     if missing:
         raise ConfigError(f"The {owner} does not say {', '.join(missing)}.", "Add them, one setting per line.")
     recipe = build(Recipe, values, owner)
-    positive = ("epochs", "batch_size", "lr", "shift", "grow_from")
+    positive = ("epochs", "epoch_images", "batch_size", "lr", "shift", "grow_from")
     for name in (*positive, "held_out", "momentum", "weight_decay"):
         value = getattr(recipe, name)
         if value is not None and (value < 0 or (value == 0 and name in positive)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,52 +12,76 @@ import numpy as np
 import torch
 from torch import nn
 
-from offsupport.core.files import folder_lock, require_folder, write_text
+from offsupport import zoo
+from offsupport.core.checkpoints import load_tensors
+from offsupport.core.errors import ConfigError, DataMissingError
+from offsupport.core.files import folder_lock, read_json, require_folder, write_text
 from offsupport.core.seeds import derive_seed
 from offsupport.data import Dataset, load
-from offsupport.nn.architectures import build_network
+from offsupport.nn import build_network
 from offsupport.training import checkpoint
-from offsupport.training.card import write_model
+from offsupport.training.card import CARD, WEIGHTS, write_model
 from offsupport.training.loop import Examples, begin, epochs
-from offsupport.training.objectives import Objective, Supervised
-from offsupport.training.recipe import Recipe, read_recipe
+from offsupport.training.objectives import Objective, make_objective
+from offsupport.training.recipe import Recipe, read_recipe, recipe_name
+from offsupport.training.team import Team
+
+ALONE = Team()
 
 
 def train(
     name: str,
-    data: Path | str | None,
-    out: Path | str,
+    data: Path | str | None = None,
+    out: Path | str | None = None,
     seed: int = 0,
-    advance: Callable[..., None] = lambda: None,
+    team: Team = ALONE,
+    advance: Callable[..., None] = lambda *_: None,
 ) -> dict[str, Any]:
     """Train what a recipe says, or go on where the run in ``out`` stands, and return the card of the result.
 
     Args:
         name: Name of a recipe of the package, or path of a YAML file.
         data: Folder of the data; ``digits`` needs none.
-        out: The run's folder.
+        out: The run's folder; ``runs/train/NAME`` by default.
         seed: Of initialisation, order and views.
-        advance: Called after each epoch.
+        team: The processes that share the work.
+        advance: Called with the number of epochs done since the last call, and a few words.
     """
-    recipe, out = read_recipe(name), require_folder(out)
+    recipe, out = read_recipe(name), require_folder(out or default_folder(name))
+    if recipe.batch_size % team.size:
+        raise ConfigError(
+            f"A batch of {recipe.batch_size} cannot be shared by {team.size} processes.",
+            "Start a number that divides it.",
+        )
     dataset = load(recipe.dataset, data, split="train")
     identity = {"recipe": recipe.settings(), "seed": seed, "data": dataset.sha256}
-    with folder_lock(out):
-        run = begin(recipe, make_objective(recipe, len(dataset.classes), seed), seed)
+    with folder_lock(out) if team.leads else contextlib.nullcontext():
+        run = begin(recipe, _started(recipe, len(dataset.classes), seed, out), seed, team)
         checkpoint.resume(run, out, identity)
-        for _ in range(run.epoch):
-            advance()
-        for line in epochs(recipe, run, *split(dataset, recipe.held_out), advance=advance):
-            checkpoint.save(run, out, identity)
-            write_text(out / "log.jsonl", "".join(json.dumps(each) + "\n" for each in run.log))
-        return write_model(name, recipe, run, dataset, load(recipe.dataset, data), seed, out)
+        team.wait()
+        if run.epoch:
+            advance(run.epoch, "done before")
+        for _ in epochs(recipe, run, *split(dataset, recipe.held_out), advance=advance):
+            if team.leads:
+                checkpoint.save(run, out, identity)
+                write_text(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in run.log))
+        if team.leads:
+            write_model(name, recipe, run, dataset, load(recipe.dataset, data), seed, out)
+        team.wait()
+    card: dict[str, Any] = read_json(out / CARD)
+    return card
 
 
-def make_objective(recipe: Recipe, classes: int, seed: int) -> Objective:
+def default_folder(name: str) -> Path:
+    """Return where a recipe is trained unless told otherwise; recipes that start from others look beside it."""
+    return Path("runs/train") / recipe_name(name)
+
+
+def fresh_objective(recipe: Recipe, classes: int, seed: int) -> Objective:
     """Return the objective of a recipe around a fresh network; the caller's random state stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(f"{recipe.dataset} model", seed))
-        return Supervised(fresh_network(recipe, classes))
+        return make_objective(recipe.objective, fresh_network(recipe, classes), recipe.options)
 
 
 def fresh_network(recipe: Recipe, classes: int) -> nn.Module:
@@ -64,15 +89,30 @@ def fresh_network(recipe: Recipe, classes: int) -> nn.Module:
     return build_network(recipe.network, classes, recipe.dataset)
 
 
+def _started(recipe: Recipe, classes: int, seed: int, out: Path) -> Objective:
+    """Return the objective at the beginning of a run, with the weights of the recipe it starts from."""
+    objective = fresh_objective(recipe, classes, seed)
+    if recipe.start is not None:
+        weights, _ = load_tensors(find_start(recipe.start, out))
+        objective.start_from(weights)
+    return objective
+
+
+def find_start(name: str, out: Path) -> Path:
+    """Return the weights of another recipe: from its run beside the folder ``out``, or from the zoo."""
+    places = [out.parent / name / WEIGHTS, zoo.folder(name) / WEIGHTS]
+    for path in places:
+        if path.is_file():
+            return path
+    raise DataMissingError(
+        f"This recipe starts from {name}, which is neither in the zoo nor at {places[0]}.",
+        f"Train it first: offsupport train {name} --out {out.parent / name}",
+    )
+
+
 def split(dataset: Dataset, held_out: int) -> tuple[Examples, Examples]:
     """Return what is trained on, and the held-out rest: the same images for every recipe on this data."""
-    rows = np.arange(len(dataset))
-    if held_out:
-        rows = np.random.default_rng(derive_seed("held out", dataset.name)).permutation(len(dataset))
-    return examples(dataset, np.sort(rows[held_out:])), examples(dataset, np.sort(rows[:held_out]))
-
-
-def examples(dataset: Dataset, rows: np.ndarray[Any, Any]) -> Examples:
-    """Return rows of a data set as tensors in memory."""
-    pixels = torch.from_numpy(dataset.images(rows)).permute(0, 3, 1, 2).contiguous()
-    return Examples(pixels, torch.from_numpy(dataset.labels[rows]))
+    if held_out >= len(dataset):
+        raise ConfigError(f"{held_out} of {len(dataset)} images are held out.", "Leave some to train on.")
+    rows = np.random.default_rng(derive_seed("held out", dataset.name)).permutation(len(dataset))
+    return Examples.of(dataset, np.sort(rows[held_out:])), Examples.of(dataset, np.sort(rows[:held_out]))

@@ -7,9 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from offsupport.augment import flip, random_resized_crop, simclr_view
 from offsupport.training.recipe import Recipe
 
 View = Callable[[Tensor, torch.Generator], Tensor]
+CROP, SHAPES = (0.2, 1.0), (3 / 4, 4 / 3)
+"""Area and shape of random crops, as published."""
 
 
 def make_view(recipe: Recipe) -> View:
@@ -17,7 +20,9 @@ def make_view(recipe: Recipe) -> View:
     views: dict[str, View] = {
         "none": lambda x, _: x,
         "shift": lambda x, generator: shifted(x, recipe.shift, generator),
-        "shift-flip": lambda x, generator: flipped(shifted(x, recipe.shift, generator), generator),
+        "shift-flip": lambda x, generator: flip(shifted(x, recipe.shift, generator), generator),
+        "crop-flip": lambda x, generator: flip(random_resized_crop(x, CROP, SHAPES, generator), generator),
+        "simclr": lambda x, generator: simclr_view(x, generator, CROP),
     }
     return views[recipe.views]
 
@@ -34,12 +39,6 @@ def shifted(x: Tensor, by: int, generator: torch.Generator) -> Tensor:
         rows[:, None, :, None],
         columns[:, None, None, :],
     ]
-
-
-def flipped(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Mirror each image with probability one half."""
-    mirror = torch.rand(len(x), generator=generator) < 0.5
-    return torch.where(mirror[:, None, None, None], x.flip(-1), x)
 
 
 def resized(x: Tensor, side: int) -> Tensor:

@@ -1,0 +1,80 @@
+"""Weights from anywhere: safetensors, or a PyTorch file of tensors; nothing in a file is ever executed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+
+from offsupport.core.errors import FileError
+
+WRAPPERS = ("model", "state_dict", "net", "model_state_dict")
+"""Under these names training scripts keep the weights inside a checkpoint."""
+_PAGES = (b"<!doctype", b"<html", b"<?xml", b"<head")
+_SAFE_REMEDY = "Get it again from its source, or save its state dict as safetensors."
+
+
+def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the named tensors of a file and what else its header says (the manifest of our own files).
+
+    Args:
+        path: A safetensors file, or what ``torch.save`` made of tensors: a state dict, or a dictionary that holds one
+            under a usual name beside numbers and text.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileError(f"There is no file {path}.", "Check the path.")
+    with path.open("rb") as file:
+        start = file.read(256)
+    if start.lstrip().lower().startswith(_PAGES):
+        raise FileError(f"{path} is a web page, not weights.", "Download the file itself, not the page about it.")
+    if start.startswith(b"version https://git-lfs"):
+        raise FileError(f"{path} is a Git LFS pointer, not weights.", "Fetch the file it points to: git lfs pull.")
+    if start[8:9] == b"{":
+        return _read_safetensors(path)
+    return _state_dict(_read_torch(path), path), {}
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (safetensors.SafetensorError, OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} is a damaged safetensors file ({error}).", _SAFE_REMEDY) from error
+    return tensors, json.loads(header.get("manifest", "{}"))
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        # Training scripts keep their command line beside the weights; a namespace is data.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        asked = str(error).partition("GLOBAL ")[2].split(" ", 1)[0] or "more than tensors"
+        raise FileError(
+            f"{path} is a pickle that would run code ({asked}); nothing in it was executed.", _SAFE_REMEDY
+        ) from error
+    except Exception as error:  # a file that is no checkpoint can fail in any way
+        reason = str(error).partition("\n")[0]
+        raise FileError(f"{path} is not a file of weights ({reason}).", _SAFE_REMEDY) from error
+
+
+def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
+    for name in WRAPPERS:
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+    tensors = found.items() if isinstance(found, Mapping) else ()
+    if not tensors or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in tensors):
+        raise FileError(
+            f"{path} holds no state dict, neither by itself nor under {', '.join(WRAPPERS)}.",
+            "Save model.state_dict().",
+        )
+    return dict(tensors)
