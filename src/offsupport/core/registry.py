@@ -32,9 +32,13 @@ class Registry(Generic[T]):
 
         return store
 
+    def known(self) -> list[str]:
+        """Return every name that gives something, for an error to find the nearest one."""
+        return list(self._items)
+
     def __getitem__(self, name: str) -> T:
         if name not in self._items:
-            raise ConfigError(f"Unknown {self.kind} {name!r}.", nearest(name, self._items))
+            raise ConfigError(f"Unknown {self.kind} {name!r}.", nearest(name, self.known()))
         return self._items[name]
 
     def __contains__(self, name: object) -> bool:

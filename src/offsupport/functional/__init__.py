@@ -6,11 +6,13 @@ from offsupport.functional.contrastive import nt_xent
 from offsupport.functional.entropy import as_rows, entropy, marginal_entropy, mutual_information
 from offsupport.functional.gaussian import Moments, gaussian_kl, symmetric_gaussian_kl, update_moments
 from offsupport.functional.intervals import wilson
+from offsupport.functional.sparsity import effective_rank, soft_threshold
 
 __all__ = [
     "Moments",
     "as_rows",
     "coral",
+    "effective_rank",
     "entropy",
     "gaussian_kl",
     "marginal_entropy",
@@ -18,6 +20,7 @@ __all__ = [
     "mean_gap",
     "mutual_information",
     "nt_xent",
+    "soft_threshold",
     "symmetric_diagonal_kl",
     "symmetric_gaussian_kl",
     "update_class_moments",

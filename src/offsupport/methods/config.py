@@ -88,7 +88,7 @@ class StepConfig(BatchConfig):
         require("lr", 0 <= self.lr <= 1e6, "in [0, 1e6]")
         require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
         """Return the optimiser of these hyper-parameters."""
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=self.lr, betas=(self.momentum, 0.999), foreach=True)

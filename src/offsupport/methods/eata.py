@@ -113,11 +113,13 @@ class Eata(Adapter):
     def _pull_to_source(self) -> Tensor | float:
         if self.source is None:
             return 0.0
+        # Wrappers may adapt more parameters, or fewer: those without a Fisher weight are free.
         terms = [
-            (self.source.tensors[name].to(p) * (p - self.source_parameters[name]).square()).sum()
-            for name, p in self.parameters_adapted.items()
+            (fisher.to(p) * (p - self.source_parameters[name]).square()).sum()
+            for name, fisher in self.source.tensors.items()
+            if (p := self.parameters_adapted.get(name)) is not None
         ]
-        return self.config.fisher_weight * torch.stack(terms).sum()
+        return self.config.fisher_weight * torch.stack(terms).sum() if terms else 0.0
 
 
 def _own_label_loss(rows: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def adapt(
     preset: str | None = None,
     source: SourceStats | None = None,
     logits: Callable[[Any], Tensor] | None = None,
-    head: str | None = None,
+    head: str | bool | None = None,
     window: int = 0,
     collapse: CollapseAction = "warn",
     seed: int = 0,
@@ -37,11 +37,12 @@ def adapt(
 
     Args:
         model: Any ``nn.Module`` from images in [0, 1] to logits (N, K) or dense logits (N, K, H, W). It is not touched.
-        method: One of :func:`list_methods`.
+        method: One of :func:`list_methods`; ``+sc`` behind one that takes steps adds the sparsity constraint.
         preset: ``cifar10``, ``cifar100`` or ``imagenet``: the published hyper-parameters for such data.
         source: Source statistics, for the methods that use them; see :func:`source_stats`.
         logits: Where the logits are in what the model returns, if it returns an object.
-        head: Name of the classifier layer; by default the last ``nn.Linear``.
+        head: Name of the classifier layer; by default the last ``nn.Linear``. With ``+sc``, True or False stands for
+            the hyper-parameter ``train_head``.
         window: Fill smaller batches up to this size with past images; a step is taken once per window of new images.
         collapse: What to do when nearly all predictions fall into one class: ``warn``, ``reset`` or ``off``.
         seed: Seed of the method's own random draws.
@@ -60,6 +61,8 @@ def adapt(
         raise ModelError("This model is adapted already.", "Pass the model inside: adapted.model.")
     if preset is not None and preset not in cls.presets:
         raise ConfigError(f"Unknown preset {preset!r} for method {method!r}.", nearest(preset, cls.presets))
+    if isinstance(head, bool):
+        hyper, head = {"train_head": head, **hyper}, None
     config = build(cls.config_class, {**(cls.presets[preset] if preset else {}), **hyper}, f"method {method!r}")
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
     options = build(Options, given, "adapt()")
@@ -111,6 +114,7 @@ def source_stats(
         provenance: What the images are, kept with the statistics; streams of :mod:`offsupport.data` say it themselves.
         **options: Options of :func:`adapt` about the model (``logits``, ``head``), and hyper-parameters.
     """
+    method = METHODS.plain(method)
     cls = METHODS[method]
     about_model: dict[str, Any] = {name: options.pop(name) for name in ("logits", "head") if name in options}
     config = build(cls.config_class, options, f"method {method!r}")
@@ -139,4 +143,4 @@ def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None
         )
     if info.source == "none":
         raise SourceStatsError(f"The method {info.name!r} uses no source statistics.", "Leave source out.")
-    source.require(info.name, model_sha256(model))
+    source.require(METHODS.plain(info.name), model_sha256(model))

@@ -46,6 +46,10 @@ class Lifecycle(nn.Module):
         self.events = dict.fromkeys(guard.EVENTS, 0)
         self.passes = {"forward": 0, "backward": 0}
 
+    def findings(self) -> dict[str, Any]:
+        """Say, in plain JSON values, what is worth reporting about the state reached; nothing by default."""
+        return {}
+
     def train(self, mode: bool = True) -> Lifecycle:
         """Set the flag of the adapter alone: the wrapped model keeps predicting as in evaluation (Dropout is off)."""
         self.training = mode

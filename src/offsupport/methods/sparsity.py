@@ -1,0 +1,232 @@
+"""+SC: a method under the sparsity constraint, by gated low-rank updates of every convolution and linear layer."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import dataclasses
+import functools
+import statistics
+import warnings
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from offsupport.core.errors import ConfigError, ModelError
+from offsupport.core.seeds import derive_seed
+from offsupport.functional import soft_threshold
+from offsupport.methods.adapter import Adapter
+from offsupport.methods.config import MethodConfig, StepConfig, require
+from offsupport.methods.registry import SPARSE
+from offsupport.nn.inspect import find_projection
+from offsupport.nn.lora import Gates, add_updates, describe_updates, merge, updated_layers
+
+Preset = dict[str, dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """Hyper-parameters of the sparsity constraint; those of the constrained method stand beside them."""
+
+    base: ClassVar[type[MethodConfig]]
+
+    rank: int = 4
+    """Rank of the updates; a layer with fewer channels clips it."""
+    ratio_l: float = 1.0
+    """Step size of the updates as a multiple of the method's own."""
+    gates: bool = True
+    """Whether each direction of an update has a gate; without gates there is nothing to penalise."""
+    penalty: Literal["l1", "prox", "none"] = "l1"
+    """``l1`` as published, with gates that start ~ N(0, 1); ``prox``: gates start at 1 and are soft-thresholded."""
+    ratio_s: float = 1e-3
+    """Weight of the mean absolute gate in the loss, for ``l1``."""
+    prox: float = 1e-2
+    """How far each step pulls every gate towards zero, for ``prox``."""
+    train_head: bool = True
+    """Whether the classifier has an update, too."""
+    freeze_base: bool = False
+    """Whether the updates alone adapt, instead of beside the method's own parameters."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]  # of the method's hyper-parameters, which come next
+        require("rank", self.rank >= 1, "at least 1")
+        require("ratio_l", 0 <= self.ratio_l <= 1e6, "in [0, 1e6]")
+        require("ratio_s", self.ratio_s >= 0, "at least 0")
+        require("prox", self.prox >= 0, "at least 0")
+
+    @property
+    def initial_gates(self) -> Gates:
+        """How the gates start."""
+        if not self.gates:
+            return "none"
+        return "ones" if self.penalty == "prox" else "normal"
+
+    def __reduce__(self) -> Any:
+        return _rebuild_config, (self.base, isinstance(self, TeacherConstraint), dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TeacherConstraint(Constraint):
+    """Hyper-parameters of the sparsity constraint on a method whose teacher follows its student."""
+
+    teacher_decay: float | None = None
+    """How much of its own updates the teacher keeps at a step; None is as of everything else."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("teacher_decay", self.teacher_decay is None or 0 <= self.teacher_decay <= 1, "in [0, 1]")
+
+
+PRESETS: Preset = {
+    "cifar10": {"rank": 64, "ratio_l": 1.0, "ratio_s": 1e-5, "penalty": "l1"},
+    "cifar100": {"rank": 16, "ratio_l": 2.0, "ratio_s": 1e-1, "penalty": "l1"},
+    "imagenet": {"rank": 4, "ratio_l": 5.0, "ratio_s": 1e-3, "penalty": "l1"},
+}
+TEACHER_PRESETS: Preset = {
+    "cifar10": {"teacher_decay": 0.0},
+    "cifar100": {"teacher_decay": 0.9},
+    # Not in the paper's table: its code halves the step size of TeSLA here.
+    "imagenet": {"teacher_decay": 0.9, "lr": 5e-4},
+}
+
+
+class Constrained(Adapter):
+    """Mixed into a method: it adapts gated low-rank updates beside its own parameters (Kong et al., 2024).
+
+    The method sees them as further adapted parameters, so that its optimiser, sharpness-aware perturbation and teacher
+    take them in; what it holds to the source by name (Fisher weights) stays its own.
+    """
+
+    config: Any
+    method: ClassVar[type[Adapter]]
+
+    def findings(self) -> dict[str, Any]:
+        """Say how far the updates went: the share of gates at exactly zero, effective ranks, and both per layer."""
+        updates = describe_updates(self.model)
+        gates = [gate.detach() for gate in self.gates.values()]
+        zeros = sum(int((gate == 0).sum()) for gate in gates) / max(sum(gate.numel() for gate in gates), 1)
+        mean_rank = statistics.fmean(update["effective_rank"] for update in updates.values())
+        found = {"zero_gates": zeros, "mean_effective_rank": mean_rank, "updates": updates}
+        return super().findings() | found | {"gates": {name: gate.tolist() for name, gate in self.gates.items()}}
+
+    @property
+    def gates(self) -> dict[str, nn.Parameter]:
+        """The gates, by name."""
+        return {name: parameter for name, parameter in self.low_rank.items() if name.endswith("low_rank.gate")}
+
+    @torch.inference_mode(False)
+    def merge(self) -> nn.Module:
+        """Return a copy of the model as adapted, with the updates folded into its weights."""
+        return merge(copy.deepcopy(self.model))
+
+    def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Take a step with the penalty: l1 adds its subgradient, prox follows with a soft threshold."""
+        gates = self.gates
+        if self.config.penalty == "l1" and gates:
+            weight = self.config.ratio_s / sum(gate.numel() for gate in gates.values())
+            gradients = [
+                gradient + weight * gates[name].detach().sign() if name in gates else gradient
+                for name, gradient in zip(self.parameters_adapted, gradients, strict=True)
+            ]
+        super().apply_gradients(gradients)
+        if self.config.penalty == "prox":
+            with torch.no_grad():
+                for gate in gates.values():
+                    gate.copy_(soft_threshold(gate, self.config.prox))
+
+    def announce(self) -> None:
+        """Say where the rank had to be clipped."""
+        super().announce()
+        ranks = {name: layer.low_rank.rank for name, layer in updated_layers(self.model).items()}
+        clipped = {name: rank for name, rank in ranks.items() if rank < self.config.rank}
+        if clipped:
+            least = min(clipped, key=clipped.__getitem__)
+            warnings.warn(
+                f"{self.info.name}: rank {self.config.rank} is more than {len(clipped)} of {len(ranks)} layers allow; "
+                f"there it is their number of channels (down to {clipped[least]}, in {least or 'the model'!r}).",
+                stacklevel=3,
+            )
+
+    def _select(self) -> dict[str, nn.Parameter]:
+        chosen = super()._select()
+        if self.config.freeze_base:
+            self.model.requires_grad_(False)
+            chosen = {}
+        projection = find_projection(self.model)
+        left_out = [] if projection is None else [projection]  # no prediction depends on it
+        left_out += [] if self.config.train_head else [self.head()[1]]
+        generator = torch.Generator().manual_seed(derive_seed("low-rank updates", self.options.seed))
+        self.low_rank = add_updates(self.model, self.config.rank, self.config.initial_gates, generator, left_out)
+        if not self.low_rank:
+            raise ModelError(
+                f"The method {self.info.name!r} updates convolutions and linear layers, and this model has none with a "
+                "weight of its own" + ("." if self.config.train_head else " beside the classifier."),
+                f"Use {self.method.info.name!r} without {SPARSE}.",
+            )
+        return chosen | self.low_rank
+
+    def _set_up_batches(self) -> None:
+        super()._set_up_batches()
+        own = [parameter for name, parameter in self.parameters_adapted.items() if name not in self.low_rank]
+        groups = [{"params": own}] if own else []
+        groups += [{"params": list(self.low_rank.values()), "lr": self.config.ratio_l * self.config.lr}]
+        self.optimizer = self.config.make_optimizer(groups)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (self.method,), self.__dict__
+
+
+class ConstrainedStudent(Constrained):
+    """Mixed into a method with a teacher, which may follow the updates at a pace of their own."""
+
+    def decays(self) -> dict[str, float]:
+        """Return how much the teacher keeps at a step of each adapted parameter, by name."""
+        decays: dict[str, float] = super().decays()  # type: ignore[misc]  # of the method
+        own = self.config.teacher_decay
+        return decays if own is None else decays | dict.fromkeys(self.low_rank, own)
+
+
+@functools.cache
+def constrained(method: type[Adapter]) -> type[Adapter]:
+    """Return ``method`` under the sparsity constraint, as a class; a method without gradient steps has none."""
+    info = method.info
+    if not issubclass(method.config_class, StepConfig):
+        raise ConfigError(
+            f"The method {info.name!r} takes no gradient steps, so there is nothing to constrain.",
+            f"Use {SPARSE} behind a method that does, as in 'tent{SPARSE}'.",
+        )
+    teacher = hasattr(method, "decays")
+    ours = {name: PRESETS[name] | (TEACHER_PRESETS[name] if teacher else {}) for name in PRESETS}
+    body = {
+        "__doc__": f"{info.name} with gated low-rank updates.",
+        "__module__": __name__,
+        "method": method,
+        "config_class": _config_class(method.config_class, teacher),
+        "presets": {name: preset | ours.get(name, {}) for name, preset in method.presets.items()},
+        "info": dataclasses.replace(
+            info,
+            name=info.name + SPARSE,
+            summary=f"{info.summary.removesuffix('.')}, also by sparse low-rank updates of all weights.",
+            paper=f"{info.paper}; Kong et al. 2024",
+            adapts=f"{info.adapts}; gated low-rank updates of convolutions and linear layers",
+        ),
+    }
+    return abc.ABCMeta(f"Constrained{method.__name__}", (ConstrainedStudent if teacher else Constrained, method), body)
+
+
+@functools.cache
+def _config_class(base: type[MethodConfig], teacher: bool) -> Any:
+    """Return the hyper-parameters of a method with those of the constraint, as one dataclass."""
+    ours = TeacherConstraint if teacher else Constraint
+    combined = type(f"Constrained{base.__name__}", (ours, base), {"__module__": __name__, "base": base})
+    return dataclasses.dataclass(frozen=True, kw_only=True)(combined)
+
+
+def _rebuild_config(base: type[MethodConfig], teacher: bool, values: dict[str, Any]) -> Any:
+    return _config_class(base, teacher)(**values)
+
+
+def _rebuild(method: type[Adapter]) -> Any:
+    return constrained(method).__new__(constrained(method))
