@@ -81,8 +81,6 @@ FORBIDDEN = {
 EXEMPT = {
     # The contract of methods promises that adapters survive pickle and torch.save; its checks have to call them.
     "testing/state_checks.py": {"pickle.loads", "torch.load", "torch.save"},
-    # Public checkpoints are .pth files; with weights_only=True nothing but tensors comes out of them.
-    "nn/mae_weights.py": {"torch.load"},
     # A folder of images is written under another name and renamed when whole.
     "data/making/tree.py": {"write_bytes"},
     # Reads tensors only (weights_only), as the tests of refusals show.

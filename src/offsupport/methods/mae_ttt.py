@@ -56,7 +56,7 @@ class MaeTttConfig(StepConfig):
         require("masks", self.masks >= 1, "at least 1")
         require("mask_ratio", 0 < self.mask_ratio < 1, "above 0 and below 1")
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
         """Return the optimiser of these hyper-parameters."""
         lr, decay = self.lr, self.weight_decay
         if self.optimizer == "adam":
@@ -108,6 +108,12 @@ class MaeTtt(Adapter):
             for name, parameter in inside.mae.named_parameters()
             if not name.startswith(left_out)
         }
+
+    def never_updated(self) -> list[nn.Module]:
+        """Return the modules that a sparsity constraint must leave alone, too: what is not tuned here."""
+        mae, kept = self.inside.mae, [] if self.config.tune == "all" else ["decoder"]
+        kept += [] if self.trains_classifier else ["classifier"]
+        return [module for name, module in mae.named_children() if name.startswith(tuple(kept))]
 
     def step(self, x: Tensor) -> Tensor:
         """Adapt to each image by itself and predict it, or to the batch as a whole with ``online``."""

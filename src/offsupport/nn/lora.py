@@ -169,7 +169,9 @@ def describe_updates(model: nn.Module) -> dict[str, dict[str, float]]:
         ``rank`` that it may have; ``zeros``, the share of gates that are exactly zero; ``effective_rank``, exp of the
         entropy of its singular values; ``change``, its Frobenius norm over that of the weight.
     """
-    return {name: _describe(layer.low_rank, layer._parameters["weight"]) for name, layer in updated_layers(model).items()}
+    return {
+        name: _describe(layer.low_rank, layer._parameters["weight"]) for name, layer in updated_layers(model).items()
+    }
 
 
 def _describe(update: LowRank, weight: Tensor) -> dict[str, float]:

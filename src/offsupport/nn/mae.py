@@ -88,13 +88,28 @@ SIZES.register("tiny/4")(
         head_heads=4,
     )
 )
+SIZES.register("digits/8")(
+    MaeConfig(
+        image=32,
+        patch=8,
+        dim=32,
+        depth=2,
+        heads=2,
+        decoder_dim=32,
+        decoder_depth=1,
+        decoder_heads=2,
+        head_dim=32,
+        head_depth=1,
+        head_heads=2,
+    )
+)
 
 
 def mae(size: str = "tiny/4", classes: int | None = None, head: Head = "vit", **changes: Any) -> MaskedAutoencoder:
     """Return an untrained masked autoencoder, drawn from torch's global generator.
 
     Args:
-        size: ``vit-l/16``, ``vit-b/16`` (224 pixels) or ``tiny/4`` (32 pixels).
+        size: ``vit-l/16``, ``vit-b/16`` (224 pixels) ``tiny/4`` or ``digits/8`` (32 pixels).
         classes: Number of classes; None for no classifier.
         head: ``vit`` is a small transformer on all tokens, ``linear`` a layer on the class token.
         **changes: Fields of :class:`MaeConfig` that differ from the named size.

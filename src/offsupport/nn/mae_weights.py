@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
-import torch
 from torch import Tensor
 
 from offsupport.core.errors import FileError
+from offsupport.core.weights import read_weights
 from offsupport.nn.mae import MaskedAutoencoder, mae
 from offsupport.nn.mae_head import Head
 
 _DECODER = ("decoder", "mask_token")
-_WRAPPED = ("model", "state_dict")
-"""Where training scripts put the weights inside a checkpoint."""
 
 
 def load_mae(path: Path | str, size: str = "tiny/4", classes: int | None = None, **changes: Any) -> MaskedAutoencoder:
@@ -31,7 +25,7 @@ def load_mae(path: Path | str, size: str = "tiny/4", classes: int | None = None,
         classes: Make an untrained classifier of so many classes where the file holds none.
         **changes: As in :func:`~offsupport.nn.mae.mae`; ``head`` is the kind of an untrained classifier.
     """
-    weights = read_weights(path)
+    weights = our_names(read_weights(path)[0])
     found = _classifier(weights)
     head: Head = changes.pop("head", "vit")
     model = mae(size, found[1] if found else classes, found[0] if found else head, **changes)
@@ -66,42 +60,12 @@ def load_weights(model: MaskedAutoencoder, weights: Mapping[str, Tensor], where:
     model.load_state_dict({**own, **weights})
 
 
-def read_weights(path: Path | str) -> dict[str, Tensor]:
-    """Read named tensors and give them our names; a file that would need code to be run is refused."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileError(f"There is no file {path}.", "Check the path.")
-    raw = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    return {_our_name(name): tensor for name, tensor in raw.items()}
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load_file(path)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise FileError(f"{path} is not a safetensors file ({error}).", "Fetch or save it again.") from error
-
-
-def _read_torch(path: Path) -> dict[str, Tensor]:
-    try:
-        # Training scripts keep their command line beside the weights; a namespace is data.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise FileError(
-            f"{path} cannot be read as tensors alone ({reason}).", "Save its weights as safetensors first."
-        ) from error
-    for name in _WRAPPED:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise FileError(f"{path} holds no named tensors.", "Save a state dict.")
-    return dict(found)
+def our_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo the prefixes of wrappers; the head of a published linear probe is our classifier."""
+    return {_our_name(name): tensor for name, tensor in weights.items()}
 
 
 def _our_name(name: str) -> str:
-    """Undo the prefixes of wrappers; the head of a linear probe is our classifier."""
     for prefix in ("module.", "model."):
         name = name.removeprefix(prefix)
     return f"classifier.{name.removeprefix('head.')}" if name.startswith("head.") else name
@@ -111,3 +75,13 @@ def _classifier(weights: Mapping[str, Tensor]) -> tuple[Head, int] | None:
     """Return kind and number of classes of the classifier among the weights."""
     kinds: dict[str, Head] = {"classifier.head.bias": "vit", "classifier.1.bias": "linear"}
     return next(((kind, len(weights[name])) for name, kind in kinds.items() if name in weights), None)
+
+
+def classes_of(weights: Mapping[str, Tensor], path: Path | str) -> int:
+    """Return the number of classes of the classifier among the weights; without one nothing can be predicted."""
+    found = _classifier(weights)
+    if found is None:
+        raise FileError(
+            f"{path} holds no classifier.", "Train one on its frozen encoder: offsupport train cifar10-mae-probe."
+        )
+    return found[1]
