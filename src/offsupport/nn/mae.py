@@ -77,15 +77,15 @@ SIZES.register("tiny/4")(
     MaeConfig(
         image=32,
         patch=4,
-        dim=128,
+        dim=96,
         depth=4,
-        heads=4,
+        heads=3,
         decoder_dim=64,
         decoder_depth=1,
         decoder_heads=2,
-        head_dim=128,
+        head_dim=96,
         head_depth=2,
-        head_heads=4,
+        head_heads=3,
     )
 )
 SIZES.register("digits/8")(
