@@ -56,6 +56,11 @@ class MaeTttConfig(StepConfig):
         require("masks", self.masks >= 1, "at least 1")
         require("mask_ratio", 0 < self.mask_ratio < 1, "above 0 and below 1")
 
+    @property
+    def independent(self) -> bool:
+        """Whether the prediction of an image depends on that image alone, so that a stream may be split."""
+        return not self.online
+
     def make_optimizer(self, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
         """Return the optimiser of these hyper-parameters."""
         lr, decay = self.lr, self.weight_decay
