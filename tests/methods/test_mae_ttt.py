@@ -290,7 +290,7 @@ def test_passes_are_counted():
 def test_refusals_say_what_to_do():
     with pytest.raises(ModelError, match=r"holds no masked autoencoders.*use 'tent' or 'shot'"):
         offsupport.adapt(resnet18(width=8), "mae-ttt")
-    with pytest.raises(ModelError, match=r"no classifier.*cifar10-mae-probe"):
+    with pytest.raises(ModelError, match=r"no classifier.*cifar10-mae-tiny"):
         offsupport.adapt(mae("tiny/4"), "mae-ttt")
     for ratio in (0.0, 1.0, -1.0):
         with pytest.raises(ConfigError, match="above 0 and below 1"):

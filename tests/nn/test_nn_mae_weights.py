@@ -87,7 +87,7 @@ def test_wrappers_leave_no_trace(tmp_path):
 def test_a_checkpoint_without_a_decoder_says_what_is_missing_and_what_makes_it(tmp_path):
     weights = {k: v for k, v in public_layout().items() if not k.startswith(("decoder", "mask_token"))}
     torch.save(weights, tmp_path / "encoder.pth")
-    with pytest.raises(FileError, match=r"no decoder.*tensors are missing.*offsupport train cifar10-mae"):
+    with pytest.raises(FileError, match=r"no decoder.*tensors are missing.*offsupport train cifar10-mae-tiny-encoder"):
         load_mae(tmp_path / "encoder.pth", **SMALL)
 
 
@@ -116,5 +116,5 @@ def test_load_model_takes_autoencoders_that_say_what_they_are(tmp_path):
     assert torch.equal(load_model(f"file:{path}")(x), model(x))
     weights = {name: value for name, value in model.state_dict().items() if "classifier" not in name}
     save_tensors(path, weights, {"network": "mae-digits/8", "normalization": "digits"})
-    with pytest.raises(FileError, match=r"holds no classifier.*cifar10-mae-probe"):
+    with pytest.raises(FileError, match=r"holds no classifier.*cifar10-mae-tiny"):
         load_model(f"file:{path}")

@@ -72,7 +72,7 @@ def test_a_head_starts_from_a_pre_trained_encoder_and_stays_fresh_itself():
 
 
 def test_the_rate_warms_up_and_falls():
-    recipe = read_recipe("cifar10-mae")
+    recipe = read_recipe("cifar10-mae-tiny-encoder")
     rates = [pace(recipe, step, 10).lr for step in range(10 * recipe.epochs)]
     top = len(rates) // 10
     assert rates.index(max(rates)) in (top - 1, top)
@@ -116,16 +116,16 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights(tmp_path, monkeyp
     assert [line["epoch"] for line in parts["log"]] == [1, 2]
 
 
-@pytest.mark.parametrize("data", ["digits", "cifar10"])
-def test_recipes_form_a_family(data):
-    first = read_recipe(f"{data}-mae")
+@pytest.mark.parametrize("family", ["digits-mae", "cifar10-mae-tiny"])
+def test_recipes_form_a_family(family):
+    first = read_recipe(f"{family}-encoder")
     assert (first.objective, first.start) == ("mae", None)
-    for stage, name in {"probe": "mae-head", "joint": "mae-joint", "finetune": "supervised"}.items():
-        recipe = read_recipe(f"{data}-mae-{stage}")
-        assert (recipe.objective, recipe.start, recipe.network) == (name, f"{data}-mae", first.network)
-        make_objective(recipe.objective, build_network(recipe.network, 10, data), recipe.options)
+    for stage, name in {"": "mae-head", "-joint": "mae-joint", "-finetune": "supervised"}.items():
+        recipe = read_recipe(family + stage)
+        assert (recipe.objective, recipe.start, recipe.network) == (name, f"{family}-encoder", first.network)
+        make_objective(recipe.objective, build_network(recipe.network, 10, recipe.dataset), recipe.options)
     # Tokens are computed once, so the images of a head cannot vary.
-    assert read_recipe(f"{data}-mae-probe").views == "none"
+    assert read_recipe(family).views == "none"
 
 
 def test_recipes_reject_an_unknown_optimizer():

@@ -116,7 +116,7 @@ def _trained(recipe: str) -> nn.Module:
 
 _ON_THE_SPOT = {
     "digits-small": "a small residual network",
-    "digits-mae-probe": "a tiny masked autoencoder with a head on its frozen encoder",
+    "digits-mae": "a tiny masked autoencoder with a head on its frozen encoder",
     "digits-mae-joint": "a tiny masked autoencoder trained to reconstruct and classify",
     "digits-mae-finetune": "a tiny masked autoencoder fine-tuned to classify",
 }

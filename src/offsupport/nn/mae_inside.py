@@ -34,7 +34,7 @@ class Inside:
         if self.mae.classifier is None:
             raise ModelError(
                 f"{asking} predicts classes, and this masked autoencoder has no classifier.",
-                "Train one on its frozen encoder: offsupport train cifar10-mae-probe.",
+                "Train one on its frozen encoder: offsupport train cifar10-mae-tiny.",
             )
 
     @torch.no_grad()

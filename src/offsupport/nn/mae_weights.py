@@ -42,7 +42,7 @@ def load_weights(model: MaskedAutoencoder, weights: Mapping[str, Tensor], where:
         raise FileError(
             f"{where} holds no decoder, so nothing can be reconstructed: {len(decoder)} tensors are missing, "
             f"the first is {decoder[0]}.",
-            "Take a checkpoint saved with its decoder, or make one: offsupport train cifar10-mae.",
+            "Take a checkpoint saved with its decoder, or make one: offsupport train cifar10-mae-tiny-encoder.",
         )
     left = [name for name in missing if not name.startswith("classifier.")]
     if left:
@@ -82,6 +82,6 @@ def classes_of(weights: Mapping[str, Tensor], path: Path | str) -> int:
     found = _classifier(weights)
     if found is None:
         raise FileError(
-            f"{path} holds no classifier.", "Train one on its frozen encoder: offsupport train cifar10-mae-probe."
+            f"{path} holds no classifier.", "Train one on its frozen encoder: offsupport train cifar10-mae-tiny."
         )
     return found[1]
