@@ -59,7 +59,7 @@ def batched_vae(x: Tensor, y: Tensor, order: list[Tensor]) -> None:
 
     def loss(index: Tensor) -> Tensor:
         mu, logvar = mlp(encoder, x[:, index]).chunk(2, -1)
-        z = sample(mu, logvar, rng)
+        z, _ = sample(mu, logvar, rng)
         squared = (mlp(decoder, z) - x[:, index]).square().sum(-1).mean(1)
         return (
             0.1 * squared + 0.01 * gaussian_kl(mu, logvar).mean(1) + supervised_loss(mlp(head, z[..., :4]), y[:, index])

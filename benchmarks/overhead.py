@@ -2,7 +2,8 @@
 
 For each method one network (ResNet-18, CIFAR stem) is run twice: wrapped by ``offsupport.adapt``, and bare, as the
 forward and backward passes alone, written plainly below, with the same ``requires_grad`` flags and the same
-batch-norm statistics. Optimiser, filters, guard, snapshot and collapse monitor are what the ratio shows.
+batch-norm statistics. Optimiser, filters, guard, snapshot and collapse monitor are what the ratio shows. A method
+with ``+sc`` is compared with the method without it, wrapped as well; ``over`` says what a ratio is over.
 
 All sides take turns in one process, in an order that rotates from round to round, so that other load on the machine
 falls on all of them alike. ``ratio`` is the ratio of the median times over the rounds, ``ratio_paired`` the median of
@@ -33,6 +34,7 @@ import offsupport
 from offsupport.core.progress import progress
 from offsupport.methods import Adapter
 from offsupport.nn import resnet18
+from offsupport.nn.inspect import find_head
 
 Passes = Callable[[nn.Module, Tensor], None]
 
@@ -61,6 +63,35 @@ def twice(net: nn.Module, x: Tensor) -> None:
     forward_backward(net, x)
 
 
+@functools.lru_cache(maxsize=8)
+def frozen(net: nn.Module) -> nn.Module:
+    """Return a copy whose parameters need no gradient, as a teacher's."""
+    return copy.deepcopy(net).requires_grad_(False)
+
+
+def teacher_and_student(net: nn.Module, x: Tensor) -> None:
+    """Run eight passes of a teacher, one of them back to its input alone, and two of a student, back and forth."""
+    teacher = frozen(net)
+    for _ in range(7):
+        forward(teacher, x)
+    image = x.clone().requires_grad_()
+    torch.autograd.grad(entropy_loss(teacher(image)), image)
+    twice(net, x)
+
+
+def copies_of_each(net: nn.Module, x: Tensor) -> None:
+    """Run a forward and a backward pass over 32 copies of each image, and a forward pass of the image."""
+    for image in x[:, None]:
+        forward_backward(net, image.repeat(32, 1, 1, 1))
+        forward(net, image)
+
+
+def scored_after(net: nn.Module, x: Tensor) -> None:
+    """Run one forward and one backward pass as in training, and one forward pass as in evaluation."""
+    forward_backward(net.train(), x)
+    forward(net.eval(), x)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One row of the table: a method, and the passes it cannot do without.
@@ -71,6 +102,9 @@ class Case:
         bare: The passes.
         options: Hyper-parameters that keep the filters open, so that no step is skipped.
         source: Whether the method is given source statistics.
+        images: How many images of a batch it is given; None for all.
+        over: The method on the other side, in place of the bare passes.
+        extra: Hyper-parameters that only the method has, and not the one on the other side.
     """
 
     name: str
@@ -78,6 +112,9 @@ class Case:
     bare: Passes
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     source: bool = False
+    images: int | None = None
+    over: str | None = None
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 # A learning rate that leaves the network as it is: every round then does the same work.
@@ -92,9 +129,25 @@ CASES = (
     Case("eata, no source", "eata", forward_backward, {**OPEN, "redundancy": 1.1}),
     Case("eata", "eata", forward_backward, {**OPEN, "redundancy": 1.1}, source=True),
     Case("sar", "sar", twice, {**OPEN, "reset_below": 0.0}),
+    Case("memo, 4 images", "memo", copies_of_each, STEP, images=4),
+    Case("tesla", "tesla", teacher_and_student, STEP),
+    Case("tesla-s", "tesla-s", teacher_and_student, STEP, source=True),
+    Case("ttac", "ttac", scored_after, {**STEP, "confidence": 0.0, "class_min": 1}, source=True),
+    *(
+        Case(f"tent+sc, rank {r}", "tent+sc", forward_backward, STEP, over="tent", extra={"rank": r})
+        for r in (4, 16, 64)
+    ),
+    Case("shot+sc", "shot+sc", forward_backward, STEP, over="shot"),
 )
 WARM_UP = 2
-EXPECTED: dict[Passes, tuple[int, int]] = {forward: (1, 0), forward_backward: (1, 1), twice: (2, 2)}
+EXPECTED: dict[Passes, tuple[int, int]] = {
+    forward: (1, 0),
+    forward_backward: (1, 1),
+    twice: (2, 2),
+    teacher_and_student: (10, 3),
+    copies_of_each: (8, 4),
+    scored_after: (2, 1),
+}
 
 
 def bare_network(model: nn.Module, adapted: Adapter) -> nn.Module:
@@ -126,15 +179,17 @@ def timed(call: Callable[[], object]) -> Timing:
 def measure(width: int, batch: int, rounds: int) -> list[dict[str, Any]]:
     """Return one row per case."""
     torch.manual_seed(0)
-    model, data = resnet18(width=width).eval(), [torch.rand(batch, 3, 32, 32) for _ in range(4)]
+    data = [torch.rand(batch, 3, 32, 32) for _ in range(4)]
+    model = spread(resnet18(width=width).eval(), data[0])
     adapted = [make(case, model, data) for case in CASES]
-    bare = [bare_network(model, wrapped) for wrapped in adapted]
+    others = [other_side(case, model, wrapped, data) for case, wrapped in zip(CASES, adapted, strict=True)]
     times: list[list[tuple[Timing, Timing]]] = [[] for _ in CASES]
     with progress("overhead", rounds + WARM_UP) as advance:
         for r in range(rounds + WARM_UP):
             x, turn, first = data[r % len(data)], r % len(CASES), r % 2
             for i in (*range(turn, len(CASES)), *range(turn)):
-                sides = (functools.partial(adapted[i], x), functools.partial(CASES[i].bare, bare[i], x))
+                given = x[: CASES[i].images]
+                sides = (functools.partial(adapted[i], given), functools.partial(others[i], given))
                 pair = {side: timed(sides[side]) for side in (first, 1 - first)}
                 times[i].append((pair[0], pair[1]))
             advance()
@@ -143,11 +198,31 @@ def measure(width: int, batch: int, rounds: int) -> list[dict[str, Any]]:
     return [row(case, pairs[WARM_UP:]) for case, pairs in zip(CASES, times, strict=True)]
 
 
+@torch.no_grad()
+def spread(model: nn.Module, x: Tensor) -> nn.Module:
+    """Let a random network predict all classes rather than one, so that methods with work per class have it to do."""
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.reset_running_stats()
+            layer.momentum = None  # the statistics of this batch
+    model.train()(x)
+    bias = find_head(model)[1].get_parameter("bias")
+    bias -= model.eval()(x).mean(0)
+    return model
+
+
 def make(case: Case, model: nn.Module, data: list[Tensor]) -> Adapter:
     """Wrap the network."""
     source = offsupport.source_stats(model, data[:1], method=case.method) if case.source else None
-    adapted: Adapter = offsupport.adapt(model, case.method, source=source, **case.options)
+    adapted: Adapter = offsupport.adapt(model, case.method, source=source, **case.options, **case.extra)
     return adapted
+
+
+def other_side(case: Case, model: nn.Module, adapted: Adapter, data: list[Tensor]) -> Callable[[Tensor], object]:
+    """Return what the method is compared with: its bare passes, or another method."""
+    if case.over is None:
+        return functools.partial(case.bare, bare_network(model, adapted))
+    return make(dataclasses.replace(case, method=case.over, extra={}), model, data)
 
 
 def check(case: Case, adapted: Adapter, calls: int) -> None:
@@ -158,11 +233,12 @@ def check(case: Case, adapted: Adapter, calls: int) -> None:
 
 
 def row(case: Case, pairs: list[tuple[Timing, Timing]]) -> dict[str, Any]:
-    """Summarise the (adapted, bare) timings of one case."""
+    """Summarise the timings of one case and of what it is over."""
     ours, bare = [[timing.wall for timing in side] for side in zip(*pairs, strict=True)]
     ours_cpu, bare_cpu = [statistics.median(timing.cpu for timing in side) for side in zip(*pairs, strict=True)]
     return {
         "method": case.name,
+        "over": case.over or "bare passes",
         "seconds": statistics.median(ours),
         "bare_seconds": statistics.median(bare),
         "ratio": statistics.median(ours) / statistics.median(bare),
@@ -193,10 +269,10 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return
-    print(f"{'method':<22}{'seconds':>10}{'bare':>10}{'ratio':>8}{'paired':>8}{'fastest':>9}{'cpu':>8}")
+    print(f"{'method':<22}{'over':<14}{'seconds':>10}{'over':>10}{'ratio':>8}{'paired':>8}{'fastest':>9}{'cpu':>8}")
     for r in rows:
         print(
-            f"{r['method']:<22}{r['seconds']:>10.4f}{r['bare_seconds']:>10.4f}"
+            f"{r['method']:<22}{r['over']:<14}{r['seconds']:>10.4f}{r['bare_seconds']:>10.4f}"
             f"{r['ratio']:>8.3f}{r['ratio_paired']:>8.3f}{r['ratio_min']:>9.3f}{r['ratio_cpu']:>8.3f}"
         )
 

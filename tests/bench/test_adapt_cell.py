@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -107,3 +108,16 @@ def test_what_cannot_work_is_refused_before_it_runs(change, words, tmp_path):
 def test_a_function_that_returns_no_model_is_said(tmp_path):
     with pytest.raises(ModelError, match="returned str"):
         prepare_adapt([dataclasses.replace(SMALL, model="bench_models:not_a_model")], Place(tmp_path))
+
+
+def test_a_constrained_method_reports_its_gates_and_ranks(tmp_path):
+    config = dataclasses.replace(SMALL, method="tent+sc", hyper={"penalty": "prox", "prox": 0.6, "lr": 0.01, "rank": 2})
+    prepare_adapt([config], Place(tmp_path))
+    found = run_adapt(config, Place(tmp_path)).deterministic
+    findings = found["findings"]
+    assert findings["zero_gates"] == 1.0  # three batches at 0.6 a step close every gate that starts at 1
+    assert findings["mean_effective_rank"] == 0.0
+    assert findings["updates"]["layer1.0.conv1"]["rank"] == 2
+    assert findings["gates"]["fc"] == [0.0, 0.0]
+    assert json.loads(json.dumps(findings)) == findings
+    assert "findings" not in run_adapt(SMALL, Place(tmp_path)).deterministic

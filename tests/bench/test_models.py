@@ -2,7 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from offsupport.bench.models import MODELS, BuiltIn, load_model
+from offsupport import zoo
+from offsupport.bench import AdaptConfig
+from offsupport.bench.models import MODELS, BuiltIn, load_model, pinned
+from offsupport.core.checkpoints import save_tensors
+from offsupport.core.errors import ConfigError, ModelError
+from offsupport.core.files import sha256_file
+from offsupport.nn import build_network
 
 
 @pytest.fixture
@@ -48,3 +54,24 @@ def test_the_digits_model_is_trained_alike_whatever_the_threads(tmp_path):
     torch.set_num_threads(threads)
     other = load_model("digits-small", tmp_path / "b").state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_files_and_zoo_models_are_pinned_by_their_weights(tmp_path):
+    path = tmp_path / "model.safetensors"
+    facts = {"network": "resnet18x0.0625", "normalization": "cifar10"}
+    network = build_network("resnet18x0.0625", 10, "cifar10")
+    save_tensors(path, network.state_dict(), facts)
+    cell = AdaptConfig(dataset="digits-c", method="bn", model=f"file:{path}").cell()
+    name = cell.config["model"]
+    assert name == f"file:{path}@{sha256_file(path)[:12]}"
+    assert pinned(name) == name
+    assert torch.equal(load_model(name, tmp_path).model.fc.weight, network.model.fc.weight)
+    nn.init.zeros_(network.model.fc.weight)
+    save_tensors(path, network.state_dict(), facts)
+    assert AdaptConfig(dataset="digits-c", method="bn", model=f"file:{path}").cell().key != cell.key
+    with pytest.raises(ModelError, match="have changed: this asks for"):
+        load_model(name, tmp_path)
+    with pytest.raises(ConfigError, match="The zoo has no model"):
+        pinned("zoo:nothing")
+    for card in map(zoo.card, zoo.names()):
+        assert pinned(f"zoo:{card['name']}") == f"zoo:{card['name']}@{card['file_sha256'][:12]}"

@@ -60,6 +60,21 @@ def test_run_status_resume_report(call, tmp_path):
     assert "digits-c" in Path(out.strip()).read_text()
 
 
+def test_the_sparsity_constraint_goes_behind_any_method(call, tmp_path):
+    grid = [word.replace("source,bn", "tent+sc,shot+sc").replace("contrast,fog", "fog") for word in GRID]
+    code, out, _ = call(
+        "bench", "run", *grid, "--preset", "cifar10", "--out", tmp_path / "run", "--workers", 1, "--json"
+    )
+    assert code == 0
+    assert {row["method"] for row in json.loads(out)["rows"]} == {"tent+sc", "shot+sc"}
+    cells = [json.loads(path.read_text()) for path in (tmp_path / "run" / "cells").iterdir()]
+    assert len(cells) == 2
+    assert all("zero_gates" in json.dumps(cell) for cell in cells)
+    code, _, err = call("bench", "run", *[w.replace("shot+sc", "bn+sc") for w in grid], "--out", tmp_path / "other")
+    assert code == 2
+    assert "takes no gradient steps" in err
+
+
 def test_failed_cells_are_shown_and_counted(call, tmp_path, monkeypatch):
     """The disk refuses results: every cell fails, nothing is hidden, the exit code says so."""
     folder = tmp_path / "run"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from offsupport.core.errors import ConfigError, InputError, ModelError
 from offsupport.latent import Extrapolator, Imsda, OnlySource, TrimmedNN, Vae
@@ -182,3 +183,82 @@ def test_far_away_targets_never_give_nan(value):
     x_tgt[0, 4] = value
     x_tgt[1] = value
     assert np.isfinite(est.predict_proba(x_tgt)).all()
+
+
+def test_columns_far_from_zero_keep_their_digits():
+    X, y = small_problem()
+    plain, far = (Extrapolator(shift="sparse", d_s=1).fit(data, y) for data in (X, X + 1e7))
+    assert float((far.source_.x - plain.source_.x).abs().max()) < 1e-5
+    np.testing.assert_allclose(far.predict_proba(X[:20] + 1e7), plain.predict_proba(X[:20]), atol=1e-3)
+    numbers = Extrapolator(shift="sparse", d_s=1).fit(X, 1e7 + X[:, 0])
+    assert np.abs(numbers.predict(X) - 1e7 - X[:, 0]).mean() < 0.1
+
+
+def test_latents_do_not_depend_on_what_was_asked_before(sparse_run):
+    X, y, x_tgt, _ = sparse_run
+    first = Extrapolator(shift="sparse", d_c=4, d_s=2).fit(X[:600], y[:600])
+    second = Extrapolator(shift="sparse", d_c=4, d_s=2).fit(X[:600], y[:600])
+    other = X[:5].copy()
+    other[:, :2] += 50.0
+    first.latents(other)
+    for after, fresh in zip(first.latents(x_tgt), second.latents(x_tgt), strict=True):
+        np.testing.assert_array_equal(after, fresh)
+
+
+def test_s_hat_is_what_c_does_not_explain():
+    draws = draw(Process(shift="sparse", n_source=6000), [1_000_000], [18], n_targets=200)
+    estimator = Extrapolator(shift="sparse", d_c=4, d_s=2).fit(draws.x[0], draws.y[0])
+    _, s_hat = estimator.latents(draws.x_tgt[0, 0])
+    scale = estimator.source_.scale[0, 0, 4:].numpy()
+    moved = np.abs(s_hat[:, 4:]).min(1) > 0  # both copies were distrusted
+    gap = s_hat[moved][:, 4:] * scale - draws.s_tgt[0, 0].numpy()[moved]
+    spread = draws.x[0, :, 4:].std(0).numpy()
+    assert moved.mean() > 0.5
+    assert (gap.std(0) < 0.5 * spread).all()  # what is left over is neither s nor what c says of these columns
+
+
+def test_latents_of_class_manifolds_come_from_the_manifolds():
+    draws = draw(Process(embedding="fixed", activation="smooth", n_source=2000), [1_000_000], [4], n_targets=20)
+    estimator = Extrapolator(shift="dense").fit(draws.x[0], draws.y[0])
+    c_hat, s_hat = estimator.latents(draws.x[0, :50])
+    assert estimator.half_ == "manifold"
+    assert estimator.dense_ is None
+    assert (estimator.classes_[c_hat.argmax(1)] == estimator.predict(draws.x[0, :50])).all()
+    assert s_hat.shape == (50, 2)
+    z = torch.as_tensor(np.hstack([c_hat, s_hat]), dtype=torch.float64)
+    back = estimator.manifolds_.decode(z[:, :2], z[:, 2:], 0)
+    gap = (back - estimator.source_.standardise(draws.x[0, :50])[0]).norm(dim=-1)
+    assert float(gap.median()) < 0.1
+
+
+@pytest.mark.parametrize("shift", ["sparse", "dense"])
+def test_intervals_hold_new_source_samples_as_often_as_they_say(shift):
+    draws = draw(Process(shift=shift, task="regression", n_source=3000), [1_000_000], [18], n_targets=300)
+    X, y = draws.x[0], draws.y[0]
+    flow = FlowConfig(layers=2, starts=1, rounds=0, steps=300, polish_steps=100)
+    estimator = Extrapolator(shift=shift, d_c=4, d_s=2, flow=flow).fit(X[:2500], y[:2500])
+    narrow = estimator.predict_interval(X[2500:], level=0.5)
+    wide = estimator.predict_interval(X[2500:], level=0.9)
+    assert wide.shape == (500, 2)
+    assert (wide[:, 1] - wide[:, 0] > narrow[:, 1] - narrow[:, 0]).all()
+    np.testing.assert_allclose(wide.mean(1), estimator.predict(X[2500:]), rtol=1e-4, atol=1e-4)
+    for level, ends in ((0.5, narrow), (0.9, wide)):
+        assert abs(covered(ends, y[2500:].numpy()) - level) < 0.1
+    if shift == "sparse":
+        assert covered(estimator.predict_interval(draws.x_tgt[0, 0]), draws.y_tgt[0, 0].numpy()) > 0.8
+
+
+def covered(ends, y):
+    return ((ends[:, 0] <= y) & (y <= ends[:, 1])).mean()
+
+
+def test_classes_have_confidences_and_numbers_have_intervals():
+    X, y = small_problem()
+    with pytest.raises(ModelError, match="Classes have no interval"):
+        Extrapolator(shift="sparse").fit(X, y).predict_interval(X)
+    numbers = Extrapolator(shift="sparse").fit(X, X[:, 0])
+    with pytest.raises(ModelError, match="no class probabilities") as caught:
+        numbers.confidence(X)
+    assert "predict_interval" in caught.value.remedy
+    with pytest.raises(ConfigError, match="level"):
+        numbers.predict_interval(X, level=90)

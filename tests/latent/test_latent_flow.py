@@ -7,7 +7,7 @@ import torch
 
 from offsupport.latent.draws import draw
 from offsupport.latent.flow import FlowShape, gradient, kink, log_density, transform, views
-from offsupport.latent.flow_fit import FlowConfig, Problem, cycle, fit_flow, whitening
+from offsupport.latent.flow_fit import KEPT, FlowConfig, Problem, Stage, cycle, fit_flow, reseed, whitening
 from offsupport.latent.process import Process
 
 SHAPE = FlowShape(d=3, layers=3, labels=2)
@@ -88,3 +88,22 @@ def test_step_size_cycle_rises_and_ends_at_zero():
     assert cycle(0) == pytest.approx(0.04)
     assert cycle(0.3) == pytest.approx(1)
     assert cycle(1) == pytest.approx(0)
+
+
+def test_reseeding_draws_straight_units_of_the_outer_layer_and_leaves_the_others():
+    flat, x, labels = random_flows()
+    flows = views(flat, SHAPE)
+    flows.rho[0][:, 0], flows.rho[0][:, 1:] = 0.1, -1.5
+    before = flat.clone()
+    fresh = reseed(Problem(x[:2], labels[:2], SHAPE), flat, 2, torch.Generator().manual_seed(0))
+    assert fresh[:, 0].all()
+    assert not fresh[:, 1:].any()
+    old = views(before, SHAPE)
+    assert torch.equal(flows.A[0][:, 1:], old.A[0][:, 1:])
+    assert torch.equal(flows.A[1], old.A[1])
+    assert not torch.isclose(flows.A[0][:, 0], old.A[0][:, 0]).any()
+    assert torch.equal(flows.A[0][:2, 0], flows.A[0][2:, 0])  # runs share the draws
+    assert (flows.rho[0][:, 0] == 1).all()
+    stage = Stage(1, fresh)
+    assert stage.widths(3)[0][:, :, 0].tolist() == [pytest.approx([1.0, KEPT, KEPT])] * 4
+    assert views(stage.speeds(SHAPE, 0.2, flat), SHAPE).A[0][0, :, 0].tolist() == pytest.approx([1.0, 0.2, 0.2])

@@ -1,4 +1,4 @@
-"""Marginals of the mixture against brute force; greedy search against enumeration; what is typical."""
+"""Marginals of the mixture against brute force; greedy search against enumeration."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from torch.distributions import MultivariateNormal
 
 from offsupport.latent import masks as masks_module
 from offsupport.latent.density import fit_mixture
-from offsupport.latent.masks import all_masks, typical, weigh
+from offsupport.latent.masks import all_masks, weigh
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +71,3 @@ def test_greedy_search_finds_what_enumeration_finds(fitted, monkeypatch):
     greedy = weigh(mixture, moved, 2, -4.6)
     assert torch.equal(greedy.top(1).masks, full.top(1).masks)
     assert torch.allclose(greedy.distrust(), full.distrust(), atol=1e-3)
-
-
-def test_typical_accepts_the_source_and_rejects_what_masks_do_not_explain(fitted):
-    x, mixture = fitted
-    samples = torch.cat([x[:, 500:550], x[:, :50] * 30], 1)
-    top = weigh(mixture, samples, 1, -4.6).top(1)
-    ok = typical(mixture, x, top.masks[:, :, 0], top.kept_density[..., 0])
-    assert ok[:, :50].float().mean() > 0.9
-    assert ok[:, 50:].float().mean() < 0.2

@@ -65,6 +65,13 @@ def test_sigmoid_flow_is_increasing_and_its_log_determinant_is_its_derivative():
     assert torch.allclose(slopes.log().sum(-1), log_det, rtol=1e-8, atol=1e-8)
 
 
+def test_sigmoid_flow_has_the_gradients_of_finite_differences():
+    rng = torch.Generator().manual_seed(0)
+    shapes = ((2, 5, 2), (2, 2, parameter_count(3)), (2, 3, 3))
+    given = [torch.randn(shape, generator=rng, dtype=torch.float64).requires_grad_() for shape in shapes]
+    assert torch.autograd.gradcheck(lambda s, flow, offsets: sigmoid_flow(s, flow, offsets, 3), given)
+
+
 def test_sigmoid_flow_starts_near_the_identity():
     s = torch.linspace(-3, 3, 50, dtype=torch.float64)[None, :, None]
     zeros = torch.zeros(1, 1, parameter_count(16), dtype=torch.float64)

@@ -36,6 +36,9 @@ def test_run_is_the_same_alone_in_a_batch_and_beside_other_distances(changes):
     for name in ("x", "y", "c", "s"):
         assert torch.equal(getattr(batch, name)[1], getattr(alone, name)[0])
     assert torch.equal(batch.x_tgt[1, 1], alone.x_tgt[0, 0])
+    single = draw(process, [SEEDS[1]], [12])
+    for name in ("x_tgt", "y_tgt", "c_tgt", "s_tgt"):
+        assert torch.equal(getattr(single, name)[0, 0, 0], getattr(alone, name)[0, 0, 0])
     picked = batch.select(slice(1, 2))
     assert torch.equal(picked.g(latents(picked)), alone.g(latents(alone)))
 

@@ -1,6 +1,7 @@
 """Every method on every network through the same promises; `offsupport.testing` holds the checks."""
 
 import dataclasses
+import itertools
 from typing import ClassVar
 
 import pytest
@@ -17,9 +18,8 @@ from offsupport.testing.hyper_checks import check_hyper_parameters
 ROWS = [(name, True) for name in METHODS] + [
     (name, False) for name in METHODS if METHODS[name].info.source == "optional"
 ]
-# Episodes are long by default; a short one keeps the same promises.
-SHORT = {name: {"steps": 1, "masks": 4} for name in METHODS if name.startswith("mae-ttt")}
-REFUSED = {(name, network) for name in SHORT for network in NETWORKS if network != "mae"} | {
+EPISODIC = tuple(name for name in METHODS if name.startswith("mae-ttt"))
+REFUSED = {(name, network) for name in EPISODIC for network in NETWORKS if network != "mae"} | {
     ("bn", "mae"),
     ("bn", "group_norm"),
     ("bn", "layer_norm"),
@@ -27,27 +27,33 @@ REFUSED = {(name, network) for name in SHORT for network in NETWORKS if network 
     ("tent", "no_norm"),
     ("eata", "no_norm"),
     ("sar", "no_norm"),
+    *(("tttpp", network) for network in NETWORKS if network != "projection"),
 }
+# What a projection head adds is idle but for the method that uses it.
+IDLE = {(method, "projection") for method in METHODS if method != "tttpp"}
+# Few copies and short episodes keep methods that step for every single image quick, and say the same.
+HYPER = {"memo": {"copies": 4}, **{name: {"steps": 1, "masks": 4} for name in EPISODIC}}
 CASES = {
-    f"{method}{'' if source else '-without-source'}/{network}": Case(method, factory, SHORT.get(method, {}), source)
+    f"{method}{'' if source else '-without-source'}/{network}": Case(method, factory, HYPER.get(method, {}), source)
     for method, source in ROWS
     for network, factory in NETWORKS.items()
-    if (method, network) not in REFUSED and (source or network in ("batch_norm", "group_norm"))
+    if (method, network) not in REFUSED | IDLE and (source or network in ("batch_norm", "group_norm"))
 }
 
 
-def slow_if(condition):
-    return [pytest.mark.slow] if condition else []
+# Methods of many passes per batch are checked everywhere in the slow suite, and here where it matters most.
+HEAVY = {"memo": {"group_norm"}, "tesla": {"batch_norm", "layer_norm"}, "tesla-s": {"batch_norm"}}
+HEAVY |= {method: {"mae"} for method in EPISODIC}
 
 
-@pytest.mark.parametrize(
-    ("case", "check"),
-    [
-        pytest.param(case, check, id=f"{at}-{name}", marks=slow_if(case.method in SHORT and name == "absurd"))
-        for at, case in CASES.items()
-        for name, check in CHECKS.items()
-    ],
-)
+def promises():
+    for (where, case), (name, check) in itertools.product(CASES.items(), CHECKS.items()):
+        method, _, network = where.partition("/")
+        heavy = network not in HEAVY.get(method, NETWORKS) or (method in HEAVY and name == "absurd")
+        yield pytest.param(case, check, id=f"{where}-{name}", marks=[pytest.mark.slow] if heavy else [])
+
+
+@pytest.mark.parametrize(("case", "check"), list(promises()))
 def test_promise(case, check):
     check(case)
 
@@ -58,7 +64,11 @@ def test_what_is_refused_is_refused_when_wrapping_with_a_remedy(method):
     assert refused == {network for name, network in REFUSED if name == method}
 
 
-@pytest.mark.parametrize(("method", "source"), [pytest.param(*row, marks=slow_if(row[0] in SHORT)) for row in ROWS])
+@pytest.mark.parametrize(
+    ("method", "source"),
+    # What tesla has, tesla-s has too.
+    [pytest.param(*row, marks=[pytest.mark.slow] if row[0] in {"tesla", *EPISODIC} else []) for row in ROWS],
+)
 def test_every_hyper_parameter_has_an_effect(method, source):
     if not source:
         return  # Without source statistics, what acts on them is idle by design.
@@ -67,21 +77,23 @@ def test_every_hyper_parameter_has_an_effect(method, source):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_is_constant(method):
-    if method in SHORT:
+    if method in EPISODIC:
         check_memory(CASES[f"{method}/mae"], batches=24)
-    else:
-        check_memory(Case(method, NETWORKS["batch_norm_1d"]))
+        return
+    check_memory(Case(method, NETWORKS["projection" if method == "tttpp" else "batch_norm_1d"], HYPER.get(method, {})))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in SHORT])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in EPISODIC])
 def test_memory_is_constant_over_two_thousand_batches(method):
-    check_memory(Case(method, NETWORKS["batch_norm"]), batches=2000)
+    check_memory(
+        Case(method, NETWORKS["projection" if method == "tttpp" else "batch_norm"], HYPER.get(method, {})), batches=2000
+    )
 
 
 def test_contract_names_every_check_once():
     names = [where for where, _ in contract("bn")]
-    assert len(names) == len(set(names)) == 4 * len(CHECKS) + 2
+    assert len(names) == len(set(names)) == 5 * len(CHECKS) + 2
     assert "bn/one_pixel/reset" in names
 
 

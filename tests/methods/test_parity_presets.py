@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 
 import pytest
-from parity_check import network
+from parity_check import batches, network
 
 import offsupport
+from offsupport.methods import METHODS
+from offsupport.nn import projected
 
 pytestmark = pytest.mark.filterwarnings("ignore:eata without source statistics is ETA")
 CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
 ADAM, SGD = {"optimizer": "adam", "lr": 1e-3}, {"optimizer": "sgd", "lr": 2.5e-4, "momentum": 0.9}
+FOLLOWING = {"optimizer": "sgd", "momentum": 0.9, "bn_momentum": 0.1}
+TTAC = FOLLOWING | {"confidence": 0.9, "class_min": 16, "global_length": 1280, "ridge": 1 / 30}
+TTTPP = FOLLOWING | {"temperature": 0.5, "base_temperature": 0.07, "mean_weight": 0.5, "chance": "queue"}
 PUBLISHED = {
     ("tent", "cifar10"): ADAM,
     ("tent", "cifar100"): ADAM,
@@ -20,12 +25,22 @@ PUBLISHED = {
     ("eata", "cifar100"): ADAM | {"margin": 0.4, "redundancy": 0.1, "fisher_weight": 1.0},
     ("eata", "imagenet"): SGD | {"margin": 0.4, "redundancy": 0.05, "fisher_weight": 2000.0},
     ("sar", "imagenet"): SGD | {"margin": 0.4, "rho": 0.05, "loss_decay": 0.9},
+    ("ttac", "cifar10"): TTAC | {"lr": 1e-2, "scale": 0.05, "class_length": 128, "class_prior": 0},
+    ("ttac", "cifar100"): TTAC | {"lr": 1e-3, "scale": 0.5, "class_length": 64, "class_terms": "mean"},
+    ("ttac", "imagenet"): TTAC | {"lr": 1e-3, "scale": 0.05, "class_prior": 64, "class_terms": "sum"},
+    ("tttpp", "cifar10"): TTTPP | {"lr": 1e-2, "queue": 1536, "feature_scale": 0.05, "projection_scale": 0.2},
+    ("tttpp", "cifar100"): TTTPP | {"lr": 1e-4, "queue": 2048, "feature_scale": 5.0, "projection_scale": 20.0},
 }
+SOURCE = batches((20, 20), seed=1)
 
 
 @pytest.mark.parametrize(("method", "preset"), PUBLISHED)
 def test_published_values(method, preset):
-    config = offsupport.adapt(network("batch", CLASSES[preset]), method, preset=preset).config
+    net = network("batch", CLASSES[preset])
+    net = projected(net).double() if method == "tttpp" else net
+    aligns = METHODS[method].info.source == "required"
+    stats = offsupport.source_stats(net, SOURCE, method=method) if aligns else None
+    config = offsupport.adapt(net, method, preset=preset, source=stats).config
     for name, value in PUBLISHED[method, preset].items():
         assert getattr(config, name) == value, name
 

@@ -145,7 +145,9 @@ def test_a_frozen_base_and_a_head_left_alone():
     adapted = offsupport.adapt(plain, "tent+sc", rank=RANK, lr=1e-2, freeze_base=True, head=False, collapse="off")
     net = with_branches(plain, adapted, head=False)
     assert_constrained_parity(adapted, net, reference(net, stream, mean_entropy, [], l1=1e-3), stream)
-    unmoved = [name for name, p in plain.named_parameters() if torch.equal(p, dict(adapted.model.named_parameters())[name])]
+    unmoved = [
+        name for name, p in plain.named_parameters() if torch.equal(p, dict(adapted.model.named_parameters())[name])
+    ]
     assert len(unmoved) == len(list(plain.parameters()))
 
 

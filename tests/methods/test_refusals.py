@@ -49,6 +49,17 @@ def refusal(error, *words):
         (("sar",), {"loss_decay": 1.5}, ["loss_decay"]),
         (("sar",), {"exclude_last": 1.0}, ["exclude_last"]),
         (("sar",), {"exclude": "layer4("}, ["exclude", "regular expression"]),
+        (("ttac",), {"ridge": 0.0}, ["ridge", "above 0"]),
+        (("ttac",), {"scale": -1.0}, ["scale"]),
+        (("ttac",), {"global_length": 0}, ["global_length"]),
+        (("ttac",), {"class_length": 0}, ["class_length"]),
+        (("ttac",), {"class_prior": -1}, ["class_prior"]),
+        (("ttac",), {"bn_momentum": 1.5}, ["bn_momentum", "[0, 1]"]),
+        (("ttac",), {"class_cov": "diag"}, ["diag", "'diagonal'"]),
+        (("tttpp",), {"temperature": 0.0}, ["temperature"]),
+        (("tttpp",), {"base_temperature": 0.0}, ["base_temperature"]),
+        (("tttpp",), {"queue": -1}, ["queue"]),
+        (("tttpp",), {"feature_scale": -1.0}, ["feature_scale"]),
         (("source",), {"lr": 0.1}, ["takes none"]),
     ],
 )
@@ -196,12 +207,14 @@ def test_presets_override_defaults_and_are_overridden():
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("preset", ["cifar10", "cifar100", "imagenet"])
 def test_every_preset_builds(method, preset):
-    assert Case(method, NETWORKS["batch_norm"]).wrap(preset=preset).info.name == method
+    network = NETWORKS["projection" if method == "tttpp" else "batch_norm"]
+    assert Case(method, network).wrap(preset=preset).info.name == method
 
 
 def test_list_methods():
     names = offsupport.list_methods()
-    assert names[:6] == ["source", "bn", "tent", "shot", "eata", "sar"]
+    assert {"ttac", "tttpp"} <= set(names)
+    assert names[:4] == ["source", "bn", "tent", "shot"]
     cards = offsupport.list_methods(details=True)
     assert [card.name for card in cards] == names
     assert all(card.summary and card.adapts and card.scored and card.single for card in cards)

@@ -9,6 +9,7 @@ from torch import nn
 
 from offsupport.functional import effective_rank, soft_threshold
 from offsupport.functional.sparsity import product_singular_values
+from offsupport.nn.factored import gains
 from offsupport.nn.lora import add_updates, describe_updates, merge, updatable_layers, updated_layers
 
 KINDS = {
@@ -93,7 +94,7 @@ def test_a_zero_update_is_the_layer_bit_for_bit(kind, dtype):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_by_finite_differences(kind):
-    plain, layer, parameters = with_update(kind, rank=2)
+    _, layer, parameters = with_update(kind, rank=2)
     x = inputs(kind)[:2].requires_grad_()
     names = [name.removeprefix("0.") for name in parameters] + ["weight"]
     values = [dict(layer.named_parameters())[name].detach().requires_grad_() for name in names]
@@ -102,6 +103,56 @@ def test_gradients_by_finite_differences(kind):
         return torch.func.functional_call(layer, dict(zip(names, tensors, strict=True)), (x,))
 
     assert torch.autograd.gradcheck(run, (x, *values), fast_mode=True)
+
+
+WIDE = {
+    "3x3": (lambda: nn.Conv2d(5, 64, 3, padding=1), (3, 5, 6, 6)),
+    "strided": (lambda: nn.Conv2d(5, 64, 3, stride=2, padding=1, bias=False), (3, 5, 7, 7)),
+    "dilated": (lambda: nn.Conv2d(5, 64, 3, dilation=2, padding=2), (3, 5, 6, 6)),
+    "1x1": (lambda: nn.Conv2d(5, 64, 1), (3, 5, 4, 4)),
+    "conv1d": (lambda: nn.Conv1d(5, 64, 3), (3, 5, 9)),
+    "conv3d": (lambda: nn.Conv3d(5, 64, 3, padding=1), (2, 5, 3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", WIDE)
+def test_gradients_of_the_factors_alone_are_those_through_the_whole_weight(kind, bias, monkeypatch):
+    make, shape = WIDE[kind]
+    torch.manual_seed(0)
+    layer = make().double().requires_grad_(False)
+    if layer.bias is not None:
+        layer.bias.requires_grad_(bias)
+    add_updates(nn.Sequential(layer), 3, "normal", torch.Generator().manual_seed(1))
+    nn.init.normal_(layer.low_rank.up)
+    assert gains(layer, type(make()), 3)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
+
+    def run():
+        y = layer(x)
+        return [y, *torch.autograd.grad((y * y.detach().cos()).sum(), wanted)]
+
+    alone = run()
+    assert "_Convolution" in type(layer(x).grad_fn).__name__
+    monkeypatch.setattr("offsupport.nn.lora.gains", lambda *_: False)
+    whole = run()
+    assert "_Convolution" not in type(layer(x).grad_fn).__name__
+    assert torch.equal(alone[0], whole[0])
+    for a, b in zip(alone, whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_where_the_factors_alone_gain_nothing():
+    wide = nn.Conv2d(64, 64, 3)
+    assert gains(wide, nn.Conv2d, 16)
+    assert not gains(wide, nn.Conv2d, 17)
+    assert not gains(nn.Conv2d(64, 32, 3), nn.Conv2d, 1)
+    assert not gains(nn.Conv2d(64, 64, 3, groups=2), nn.Conv2d, 1)
+    assert not gains(nn.Conv2d(64, 64, 3, padding="same"), nn.Conv2d, 1)
+    assert not gains(nn.Conv2d(64, 64, 3, padding=1, padding_mode="reflect"), nn.Conv2d, 1)
+    assert not gains(Standardised(64, 64, 3), Standardised, 1)
+    assert not gains(nn.Linear(64, 64), nn.Linear, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

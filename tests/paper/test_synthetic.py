@@ -7,29 +7,42 @@ import pytest
 
 from offsupport.bench.cell import Place, compute
 from offsupport.bench.latent_cell import LatentConfig
+from offsupport.bench.likelihood_cell import LikelihoodConfig
+from offsupport.bench.radius_cell import RadiusConfig
 from offsupport.bench.runs import Status
 from offsupport.bench.store import Record, Store
 from offsupport.core.errors import ConfigError
 from offsupport.functional import wilson
 from offsupport.paper import TABLES, Options, cells_of, payload
-from offsupport.paper.synthetic import below_by_column, outcomes, synthetic_rows
+from offsupport.paper.columns import Names, median_radii, outcomes
+from offsupport.paper.sensitivity import CLAIMS as SENSITIVITY_CLAIMS
+from offsupport.paper.synthetic import WITH_CHANGES, below_by_column, bounded, synthetic_rows
 from offsupport.report.page import render
 from offsupport.report.run_page import run_page
 
 
-def record(method, outcome, metric="accuracy", first=0, shift="dense", distances=(12.0,)):
-    outcome = np.asarray(outcome, dtype=float).reshape(-1, len(distances))
-    config = LatentConfig(method=method, shift=shift, distances=list(distances), first=first, runs=len(outcome))
+def record(method, outcome, metric="accuracy", first=0, shift="dense", distances=(12.0,), targets=1):
+    """What a cell would have stored; outcome is (runs, distances, targets), or less where an axis has one entry."""
+    outcome = np.asarray(outcome, dtype=float).reshape(-1, len(distances), targets)
+    config = LatentConfig(
+        method=method, shift=shift, distances=list(distances), first=first, runs=len(outcome), targets=targets
+    )
     cell = config.cell()
-    return Record(cell.key, cell, {"metric": metric, "outcome": outcome.tolist()}, {}, {"seconds": 1.0})
+    measured = {"metric": metric, "outcome": outcome.mean(-1).tolist(), "first_target": outcome[..., 0].tolist()}
+    return Record(cell.key, cell, measured, {}, {"seconds": 1.0})
 
 
 def test_blocks_cover_the_runs_once():
-    cells = cells_of(TABLES["table1"], "small", Options(runs=60, methods=("vae",)))
-    spans = sorted((c.config["shift"], c.config["first"], c.config["runs"]) for c in cells)
-    assert spans == [
-        (shift, first, runs) for shift in ("dense", "sparse") for first, runs in ((0, 25), (25, 25), (50, 10))
-    ]
+    for method, expected in (("vae", [(0, 50), (50, 10)]), ("trimmed-nn", [(0, 25), (25, 25), (50, 10)])):
+        cells = cells_of(TABLES["tableA1"], "small", Options(runs=60, methods=(method,)))
+        spans = [(c.config["shift"], c.config["first"], c.config["runs"]) for c in cells]
+        assert spans == [(shift, *span) for shift in ("dense", "sparse") for span in expected]
+
+
+def test_only_methods_that_do_not_fit_targets_have_several():
+    cells = [c for c in cells_of(TABLES["table1"], "smoke", Options()) if c.kind == "latent"]
+    assert {c.config["method"] for c in cells if c.config["targets"] == 1} == {"vae", "imsda"}
+    assert all(("kl" in c.config["options"]) == (c.config["targets"] == 1) for c in cells)
 
 
 def test_accuracy_is_wilson_over_all_blocks():
@@ -60,6 +73,49 @@ def test_claims_pair_the_same_runs():
     assert other.verdict == "does-not-hold"
 
 
+def test_several_targets_of_a_run_count_as_one_draw():
+    rng = np.random.default_rng(0)
+    easy = rng.random(200) < 0.5  # all targets of a run are right, or all are wrong
+    clustered = np.repeat(easy[:, None], 10, 1)
+    (row,) = synthetic_rows([record("extrapolator", clustered, targets=10)], {})
+    (alone,) = synthetic_rows([record("extrapolator", easy)], {})
+    assert (row.value, row.n) == (pytest.approx(easy.mean()), 2000)
+    assert row.high - row.low == pytest.approx(alone.high - alone.low, rel=0.1)
+
+
+def test_methods_with_several_targets_meet_others_on_the_first():
+    rng = np.random.default_rng(0)
+    ours = (rng.random((200, 1, 10)) < 0.9).astype(float)
+    ours[:, 0, 0] = 0  # wrong on every first target
+    theirs = np.ones(200)
+    records = [record("vae", theirs), record("extrapolator", ours, targets=10)]
+    (claim,) = below_by_column(records, [("vae", "extrapolator", "dense")])
+    assert claim.evidence["value"] == pytest.approx(-100)
+    records = [record("trimmed-nn", 0 * ours, targets=10), record("extrapolator", ours, targets=10)]
+    (claim,) = below_by_column(records, [("extrapolator", "trimmed-nn", "dense")])
+    assert claim.evidence["value"] == pytest.approx(-100 * ours.mean())
+
+
+def test_a_bound_is_met_when_the_interval_is():
+    right = np.random.default_rng(0).random((300, 1)) < 0.97
+    (met,) = bounded([record("extrapolator", right)], "extrapolator", {"dense-12": 0.1, "dense-5": 0.1})
+    (missed,) = bounded([record("extrapolator", right)], "extrapolator", {"dense-12": 0.005})
+    (open_,) = bounded([record("extrapolator", right)], "extrapolator", {"dense-12": 0.03})
+    assert (met.verdict, missed.verdict, open_.verdict) == ("holds", "does-not-hold", "undecided")
+    assert met.evidence["value"] == pytest.approx(100 * (1 - right.mean() - 0.1))
+    assert met.evidence["low"] <= met.evidence["value"] <= met.evidence["high"]
+
+
+def test_a_margin_allows_some_loss():
+    rng = np.random.default_rng(0)
+    base = rng.random((400, 1)) < 0.9
+    worse = base & (rng.random((400, 1)) < 0.98)
+    records = [record("extrapolator-inferred", worse), record("extrapolator", base)]
+    pair = [("extrapolator-inferred", "extrapolator", "dense")]
+    assert below_by_column(records, pair)[0].verdict == "does-not-hold"
+    assert below_by_column(records, pair, margin=0.05)[0].verdict == "holds"
+
+
 def test_a_cell_computes_what_the_block_function_does(tmp_path):
     from offsupport.latent.score import run_block
 
@@ -68,9 +124,9 @@ def test_a_cell_computes_what_the_block_function_does(tmp_path):
     expected = run_block("sparse", "classification", "only-source", [7, 8], [18.0, 24.0]).per_run()
     assert outcome.deterministic == {"metric": "accuracy", "outcome": expected.tolist()}
     Store(tmp_path).write(config.cell(), outcome)
-    found = outcomes([Store(tmp_path).read(config.cell().key)])
+    found = outcomes([Store(tmp_path).read(config.cell().key)], Names())
     assert set(found["only-source"]) == {"sparse-18", "sparse-24"}
-    assert set(found["only-source"]["sparse-18"]) == {7, 8}
+    assert set(found["only-source"]["sparse-18"].mean) == {7, 8}
 
 
 @pytest.mark.parametrize("name", ["table1", "tableA1"])
@@ -93,6 +149,53 @@ def test_report_draws_a_curve_per_shift():
     page = render(run_page(table.title, "about", found, Status(records, {}, {})))
     assert page.count("<svg") == 2
     assert "as printed" in page
+
+
+def test_report_marks_the_median_radius_of_theorem_1():
+    cell = RadiusConfig(shift="dense", runs=3).cell()
+    radii = {"radius": {"certified": [0.1, 0.2, 0.9], "local": [0.3, 0.5, 7.0]}}
+    records = [record("vae", [1, 0, 1]), Record(cell.key, cell, radii, {}, {"seconds": 1.0})]
+    assert median_radii(records) == {"dense": {"certified": 0.2, "local": 0.5}}
+    found = payload(TABLES["table1"], "smoke", records)
+    page = render(run_page("title", "about", found, Status(records, {}, {})))
+    assert "Theorem 1 radius" in page
+    assert "0.20 certified, 0.50 local" in page
+
+
+def test_rows_and_columns_say_what_differs_from_table_1():
+    cells = cells_of(TABLES["sensitivity"], "smoke", Options())
+    rows = {WITH_CHANGES.row(cell.config) for cell in cells}
+    groups = {WITH_CHANGES.group(cell.config) for cell in cells}
+    assert {"vae", "vae, kl=0.01", "vae, kl=0.001", "vae, prior=classes", "only-source"} <= rows
+    assert groups == {group for _, _, group in SENSITIVITY_CLAIMS}
+    assert len(cells) == len(set(cells))
+    harder = cells_of(TABLES["harder"], "smoke", Options())
+    assert {WITH_CHANGES.group(c.config) for c in harder} == {"sparse, influence=varying", "sparse, noise=0.05"}
+
+
+def test_the_weight_in_use_is_the_one_of_highest_likelihood():
+    def stored(kl, nats):
+        cell = LikelihoodConfig(method="vae", shift="dense", options={"kl": kl}, runs=len(nats)).cell()
+        return Record(cell.key, cell, {"nats": list(nats)}, {}, {"seconds": 1.0})
+
+    noise = np.random.default_rng(0).normal(size=30)
+    records = [stored(0.1, -7 + noise), stored(0.01, -7.5 + noise), stored(0.001, -6.5 + noise)]
+    found = payload(TABLES["kl-choice"], "paper", records)
+    assert [row["value"] for row in found["rows"]] == pytest.approx([v + noise.mean() for v in (-7, -7.5, -6.5)])
+    assert [claim["verdict"] for claim in found["claims"]] == ["holds", "does-not-hold"]
+    assert found["claims"][0]["evidence"]["value"] == pytest.approx(-0.5)
+    assert len(cells_of(TABLES["kl-choice"], "smoke", Options(methods=("vae",)))) == 6
+    with pytest.raises(ConfigError, match="no method 'trimmed-nn'"):
+        cells_of(TABLES["kl-choice"], "smoke", Options(methods=("trimmed-nn",)))
+
+
+def test_cells_of_the_other_kinds_compute(tmp_path):
+    radius = compute(RadiusConfig(shift="dense", first=1_000_000, runs=1).cell(), Place(tmp_path)).deterministic
+    assert {way: len(values) for way, values in radius["radius"].items()} == {"certified": 1, "sampled": 1, "local": 1}
+    assert 0 < radius["radius"]["certified"][0] <= radius["radius"]["sampled"][0] <= radius["radius"]["local"][0]
+    config = LikelihoodConfig(method="vae", shift="dense", options={"epochs": 1}, first=1_000_000, runs=1)
+    (nats,) = compute(config.cell(), Place(tmp_path)).deterministic["nats"]
+    assert np.isfinite(nats)
 
 
 def test_an_unknown_method_is_refused_before_anything_runs():

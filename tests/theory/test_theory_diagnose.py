@@ -77,6 +77,7 @@ def test_published_sparse_generator_violates_mechanistic_dependence(name, seed):
     assert states(found.theorem2)["iv mechanistic dependence"] == "fails"
     assert states(found.theorem2)["iii sparse influence"] == "holds"
     if name == "table":
+        assert states(found.theorem2)["ii informative"] == "holds"  # square layers: no row can vanish
         assert found.dependence.margin < 1e-8
         assert not found.dependence.connected
 
@@ -87,10 +88,11 @@ def test_assumptions_sparse_meets_all_but_what_cannot_be_certified():
         "x = g(z)": "holds",
         "i smooth": "holds",
         "i invertible": "holds",
-        "ii informative": "holds",
+        "ii informative": "unknown",
         "iii sparse influence": "holds",
         "iv mechanistic dependence": "unknown",
     }
+    assert "gradient" in evidence(found.theorem2, "ii informative")
     assert found.dependence.connected
     assert found.dependence.margin > 1e-3
     assert found.influence.s_at_target == (9, 10)
@@ -148,8 +150,15 @@ def test_targets_are_recognised_and_strangers_refused():
         diagnose(draws, torch.zeros(6))
     with pytest.raises(InputError, match="no target"):
         diagnose(draw(preset("assumptions", n_source=100), [0]))
-    with pytest.raises(InputError, match="Cannot diagnose a Process"):
-        diagnose(preset("assumptions"))
+    with pytest.raises(InputError, match="Cannot diagnose a str"):
+        diagnose("assumptions")
+
+
+def test_a_bare_process_is_drawn_by_its_seed():
+    process = preset("assumptions", n_source=100)
+    drawn = diagnose(draw(process, [3], [4.0], dtype=torch.float64), points=16)
+    assert diagnose(process, run=3, distance=4.0, points=16).to_dict() == drawn.to_dict()
+    assert diagnose(process, points=16).distance == pytest.approx(3.0)  # at twice the radius of the support
 
 
 class Oracle:

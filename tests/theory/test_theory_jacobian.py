@@ -52,8 +52,10 @@ def test_certified_constants_bound_every_secant_and_sampled_norms(process):
     assert float(stretch.max()) <= certified.upper_s * (1 + 1e-12)
 
 
-def test_exclusive_dimensions_keep_c_apart_at_the_certified_rate():
-    draws, g, z = one(PROCESSES[3])
+def test_exclusive_dimensions_keep_c_apart_at_the_certified_rate_and_tall_layers_certify_none():
+    tall = next(process for process in PROCESSES if process.shift == "sparse" and process.hidden > process.d_c)
+    assert bounds(one(tall)[0].g, tall.d_c).lower_exclusive == 0
+    draws, g, z = one(Process(shift="sparse", activation="smooth"))
     kept = ~draws.g.influence(z[None])[0, 0]
     rate = bounds(draws.g, 4).lower_exclusive
     x, c = g(z)[:, kept], z[:, :4]

@@ -1,5 +1,28 @@
 """Batched image operations: one draw per image, no loop over images."""
 
-from offsupport.augment.views import color_jitter, flip, grayscale, random_resized_crop, simclr_view, simclr_views
+from offsupport.augment.operations import OPERATIONS, Operation
+from offsupport.augment.policy import Draw, Policy, random_augment
+from offsupport.augment.views import (
+    color_jitter,
+    flip,
+    grayscale,
+    random_resized_crop,
+    simclr_view,
+    simclr_views,
+    weak_views,
+)
 
-__all__ = ["color_jitter", "flip", "grayscale", "random_resized_crop", "simclr_view", "simclr_views"]
+__all__ = [
+    "OPERATIONS",
+    "Draw",
+    "Operation",
+    "Policy",
+    "color_jitter",
+    "flip",
+    "grayscale",
+    "random_augment",
+    "random_resized_crop",
+    "simclr_view",
+    "simclr_views",
+    "weak_views",
+]

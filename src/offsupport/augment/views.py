@@ -102,6 +102,34 @@ def simclr_views(
     return simclr_view(x, generator, scale), simclr_view(x, generator, scale)
 
 
+def weak_views(x: Tensor, count: int, generator: torch.Generator) -> list[Tensor]:
+    """Return ``count`` mild views of each image: enlarged by an eighth, cropped to 80 to 100 % of it, maybe mirrored.
+
+    This is the weak augmentation of TeSLA on CIFAR (resize 32 to 36, crop back to 32). Enlarging and cropping are both
+    linear along an axis, so they are one matrix per image and axis.
+
+    Example:
+        >>> [view.shape for view in weak_views(torch.rand(5, 3, 8, 8), 2, torch.Generator().manual_seed(0))]
+        [torch.Size([5, 3, 8, 8]), torch.Size([5, 3, 8, 8])]
+    """
+    _check_images(x)
+    if not count:
+        return []
+    sizes = tuple(x.shape[-2:])
+    large = [round(1.125 * size) for size in sizes]
+    box = _boxes(count * len(x), large[0], large[1], (0.8, 1.0), (3 / 4, 4 / 3), generator)
+    zero = torch.zeros(1, dtype=torch.float64)
+    rows, columns = (
+        _resize_weights(start, length, grown, size).to(x) @ _resize_weights(zero, zero + size, size, grown).to(x)
+        for start, length, size, grown in zip(box[:2], box[2:], sizes, large, strict=True)
+    )
+    # All channels in one product per image: (H', H) @ (H, C W), then (C H', W) @ (W, W').
+    across = rows @ x.transpose(1, 2).flatten(2).repeat(count, 1, 1)
+    down = across.view(len(rows), *x.transpose(1, 2).shape[1:]).transpose(1, 2).flatten(1, 2)
+    cut = (down @ columns.mT).view(-1, *x.shape[1:])
+    return list(flip(cut, generator).chunk(count))
+
+
 def simclr_view(x: Tensor, generator: torch.Generator, scale: tuple[float, float] = (0.2, 1.0)) -> Tensor:
     """Return one view of each image: a crop, perhaps mirrored, its colours perhaps changed or taken away."""
     view = flip(random_resized_crop(x, scale, (3 / 4, 4 / 3), generator), generator)
@@ -179,12 +207,17 @@ def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 def _turn_hue(x: Tensor, turn: Tensor) -> Tensor:
     """Turn the colour circle by a share of it, with saturation and value kept: the hexagonal form of HSV."""
-    value, at = x.max(1, keepdim=True)
-    chroma = value - x.amin(1, keepdim=True)
-    # How far the other two channels lie apart, from the side of the hexagon that the largest channel names.
-    apart = (x.roll(-1, 1) - x.roll(-2, 1)).gather(1, at)
-    grey = chroma == 0
-    hue = torch.where(grey, 0.0, apart / torch.where(grey, 1.0, chroma)) + 2 * at + 6 * turn
-    sector = torch.tensor([5.0, 3.0, 1.0], dtype=x.dtype, device=x.device).view(3, 1, 1)
-    k = (hue + sector) % 6
+    red, green, blue = x[:, :1], x[:, 1:2], x[:, 2:]
+    value, least = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
+    chroma = value - least
+    step = 1 / chroma.clamp(min=torch.finfo(x.dtype).tiny)
+    # The largest channel names the side of the hexagon, the other two say how far along it; grey has no hue.
+    hue = torch.where(
+        value == red,
+        (green - blue) * step,
+        torch.where(value == green, (blue - red) * step + 2, (red - green) * step + 4),
+    )
+    hue = hue + 6 * turn
+    sectors = torch.cat([hue + 5, hue + 3, hue + 1], 1)
+    k = sectors - 6 * (sectors / 6).floor()
     return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)

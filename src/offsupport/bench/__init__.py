@@ -4,18 +4,24 @@ from offsupport.bench.adapt_cell import AdaptConfig
 from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place
 from offsupport.bench.executor import Summary, run_cells
 from offsupport.bench.grid import expand
+from offsupport.bench.guarantee_cell import GuaranteeConfig
 from offsupport.bench.latent_cell import LatentConfig
+from offsupport.bench.likelihood_cell import LikelihoodConfig
+from offsupport.bench.radius_cell import RadiusConfig
 from offsupport.bench.store import Invalid, Record, Store
 
 __all__ = [
     "KINDS",
     "AdaptConfig",
     "Cell",
+    "GuaranteeConfig",
     "Invalid",
     "Kind",
     "LatentConfig",
+    "LikelihoodConfig",
     "Outcome",
     "Place",
+    "RadiusConfig",
     "Record",
     "Store",
     "Summary",

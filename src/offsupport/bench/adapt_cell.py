@@ -100,7 +100,9 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
         "source_images": adapter.source.samples if adapter.source else 0,
     }
     timing = {"seconds": result.seconds, "peak_bytes": result.memory}
-    return Outcome({**_measured(result), "warnings": remarks}, provenance, timing)
+    findings = adapter.findings()
+    measured = {**_measured(result), "warnings": remarks, **({"findings": findings} if findings else {})}
+    return Outcome(measured, provenance, timing)
 
 
 def _adapter(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
@@ -144,7 +146,10 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
     for config in {str((c.model, c.method, c.preset, c.hyper)): c for c in configs}.values():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            _adapter(dataclasses.replace(config, source_images=0), models[config.model], place)
+            # Where statistics are required, a few images tell whether they can be made.
+            few = 2 * config.batch_size if METHODS[config.method].info.source == "required" else 0
+            few = min(few, config.source_images)
+            _adapter(dataclasses.replace(config, source_images=few), models[config.model], place)
 
 
 def _stream(config: AdaptConfig, place: Place) -> Stream:

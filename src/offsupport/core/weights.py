@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,13 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _read_torch(path: Path) -> Any:
     try:
         # Training scripts keep their command line beside the weights; a namespace is data.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about formats, which the caller cannot change
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        asked = str(error).partition("GLOBAL ")[2].split(" ", 1)[0] or "more than tensors"
-        raise FileError(
-            f"{path} is a pickle that would run code ({asked}); nothing in it was executed.", _SAFE_REMEDY
-        ) from error
+        asked = str(error).partition("GLOBAL ")[2].split(" ", 1)[0]
+        what = f"that would run code ({asked})" if asked else "of more than tensors"
+        raise FileError(f"{path} is a pickle {what}; nothing in it was executed.", _SAFE_REMEDY) from error
     except Exception as error:  # a file that is no checkpoint can fail in any way
         reason = str(error).partition("\n")[0]
         raise FileError(f"{path} is not a file of weights ({reason}).", _SAFE_REMEDY) from error

@@ -19,7 +19,8 @@ def soft_threshold(x: Tensor, threshold: float) -> Tensor:
 def product_singular_values(a: Tensor, b: Tensor) -> Tensor:
     """Return the singular values of ``a @ b`` for tall ``a`` (m, r) and wide ``b`` (r, n), without forming it."""
     core = torch.linalg.qr(a).R @ torch.linalg.qr(b.T).R.T
-    return torch.linalg.svdvals(core)
+    values: Tensor = torch.linalg.svdvals(core)
+    return values
 
 
 def effective_rank(singular_values: Tensor) -> float:

@@ -47,14 +47,33 @@ class DenseModel:
             terms.append(log_density(self.flows, white, labels, self._widths()) + log_prior[:, None])
         return torch.stack(terms, -1).softmax(-1)
 
-    def latents(self, x: Tensor, d_c: int) -> tuple[Tensor, Tensor]:
-        """Return z in a basis whose first axes are those the label moves, cut into c_hat (first d_c) and s_hat."""
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation (R, m) of the posterior of a regression."""
+        posterior = self.posterior(x)
+        mean = (posterior * self.values[:, None]).sum(-1)
+        square = (posterior * (self.values[:, None] - mean[..., None]).square()).sum(-1)
+        return mean, square.sqrt()
+
+    def latents(self, x: Tensor, d_c: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z in a basis whose first axes are those the label moves, cut into c_hat and s_hat.
+
+        Args:
+            x: (R, m, d) standardised samples.
+            d_c: (R,) how many axes are c_hat; where runs differ, the missing coordinates are zero.
+        """
         z, _ = transform(self.flows, (x @ self.white).mT, self._widths())
+        z = z.mT @ self.basis()
+        d = z.shape[-1]
+        c = z[..., : int(d_c.max())] * (torch.arange(int(d_c.max())) < d_c[:, None, None])
+        rest = d - int(d_c.min())
+        s = torch.stack([functional.pad(z[r, :, int(k) :], (0, rest - d + int(k))) for r, k in enumerate(d_c)])
+        return c, s
+
+    def basis(self) -> Tensor:
+        """Return the (R, d, d) orthogonal basis whose first axes span the means of the labels."""
         means = self.flows.means @ self.features
-        spread = means - means.mean(-1, keepdim=True)
-        basis = torch.linalg.svd(spread, full_matrices=True)[0]
-        z = z.mT @ basis
-        return z[..., :d_c], z[..., d_c:]
+        basis: Tensor = torch.linalg.svd(means - means.mean(-1, keepdim=True), full_matrices=True)[0]
+        return basis
 
     def _widths(self) -> list[float]:
         return [SHARP] * (self.shape.layers - 1)

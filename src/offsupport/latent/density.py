@@ -52,6 +52,17 @@ class Mixture:
         room = max(1, MOST_ENTRIES // (half.numel() * hidden.shape[1]))
         return torch.cat([self._hide(half, pulled, part) for part in torch.split(hidden, room)], -1)
 
+    def widened(self, x: Tensor, variance: float) -> Tensor:
+        """Return the log density (R, m) of x (R, m, d) once independent noise of this variance is added to it."""
+        d = x.shape[-1]
+        covariance = torch.linalg.inv(self.precision) + variance * torch.eye(d, dtype=self.mean.dtype)
+        chol = torch.linalg.cholesky(covariance)  # (R, K, d, d)
+        gap = (x.double()[:, None] - self.mean[:, :, None]).mT  # (R, K, d, m)
+        solved = torch.linalg.solve_triangular(chol, gap, upper=False)
+        const = self.log_weight - chol.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * d * math.log(2 * math.pi)
+        terms: Tensor = const[..., None] - 0.5 * solved.square().sum(2)
+        return terms.logsumexp(1)
+
     def _hide(self, half: Tensor, pulled: Tensor, hidden: Tensor) -> Tensor:
         """Take the (S, h) ``hidden`` dimensions out of log terms (R, m, K) of all of them."""
         P = self.precision[:, :, hidden[:, :, None], hidden[:, None]]  # (R, K, S, h, h)

@@ -1,7 +1,8 @@
 """Runs of a process: parameters, source samples and targets, with the truth kept for scoring.
 
 A run is one process (weights, class embeddings), one labelled source sample, and targets at every distance asked for.
-Every random draw of a run comes from its own seed, so a run is the same alone, in a batch, or beside other distances.
+Every random draw of a run comes from its own seed, so a run is the same alone, in a batch, or beside other distances;
+and every target has a seed of its own, so the first of ten is the one that would have been drawn alone.
 """
 
 from __future__ import annotations
@@ -137,10 +138,11 @@ def _draw_run(process: Process, seed: int, distances: Sequence[float], n_targets
     run["y"], run["c"] = _draw_c(process, process.n_source, run["embeddings"], source)
     run["s"] = _draw_s(process, run["c"], source)
     run["e"] = _normal((process.n_source, process.d_x), source)
-    targets = [
-        _draw_target(process, distance, n_targets, run["embeddings"], rng("target", f"{distance:g}"))
-        for distance in distances
-    ]
+    targets = []
+    for distance in distances:
+        names = [("target", f"{distance:g}", *([str(t)] if t else [])) for t in range(n_targets)]
+        drawn = [_draw_target(process, distance, run["embeddings"], rng(*name)) for name in names]
+        targets.append({name: torch.cat([target[name] for target in drawn]) for name in drawn[0]})
     shapes = {"y_tgt": (), "c_tgt": (process.d_c,), "s_tgt": (process.d_s,), "e_tgt": (process.d_x,)}
     for name, shape in shapes.items():
         kind = run["y"].dtype if name == "y_tgt" else torch.float64
@@ -155,19 +157,17 @@ def _mlp_of(process: Process, rng: torch.Generator) -> tuple[list[Tensor], list[
     return draw_mlp(sizes, rng, weights=process.weights, condition=process.condition, bias=process.bias)
 
 
-def _draw_target(
-    process: Process, distance: float, count: int, embeddings: Tensor, rng: torch.Generator
-) -> dict[str, Tensor]:
-    y, c = _draw_c(process, count, embeddings, rng)
-    heading = _HEADINGS[process.direction](process, count, rng)
+def _draw_target(process: Process, distance: float, embeddings: Tensor, rng: torch.Generator) -> dict[str, Tensor]:
+    y, c = _draw_c(process, 1, embeddings, rng)
+    heading = _HEADINGS[process.direction](process, rng)
     s = distance * heading / heading.norm(dim=-1, keepdim=True)
-    return {"y_tgt": y, "c_tgt": c, "s_tgt": s, "e_tgt": _normal((count, process.d_x), rng)}
+    return {"y_tgt": y, "c_tgt": c, "s_tgt": s, "e_tgt": _normal((1, process.d_x), rng)}
 
 
-_HEADINGS: dict[str, Callable[[Process, int, torch.Generator], Tensor]] = {
-    "uniform": lambda process, count, rng: _normal((count, process.d_s), rng),
-    "axis": lambda process, count, rng: torch.eye(process.d_s, dtype=torch.float64)[0].expand(count, -1),
-    "diagonal": lambda process, count, rng: torch.ones(count, process.d_s, dtype=torch.float64),
+_HEADINGS: dict[str, Callable[[Process, torch.Generator], Tensor]] = {
+    "uniform": lambda process, rng: _normal((1, process.d_s), rng),
+    "axis": lambda process, rng: torch.eye(process.d_s, dtype=torch.float64)[:1],
+    "diagonal": lambda process, rng: torch.ones(1, process.d_s, dtype=torch.float64),
 }
 
 

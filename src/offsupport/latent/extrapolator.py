@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from offsupport.core.errors import ConfigError, ModelError
 from offsupport.latent.base import Array, LatentEstimator
 from offsupport.latent.code import Code, fit_code
+from offsupport.latent.decision import Finding, decide
 from offsupport.latent.dense import DenseModel, fit_dense
 from offsupport.latent.dimension import intrinsic_dimension
 from offsupport.latent.flow_fit import FlowConfig
 from offsupport.latent.inputs import Source
+from offsupport.latent.interval import KEPT_OUT, flow_multiple, sparse_multiple
 from offsupport.latent.manifold import fit_manifolds
-from offsupport.latent.masks import typical
 from offsupport.latent.sparse import SparseConfig, SparseModel, fit_sparse
 
-
-@dataclass(frozen=True)
-class Finding:
-    """What kind of shift a run's targets show, and why."""
-
-    shift: Literal["dense", "sparse", "undecided"]
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.shift}: {self.reason}"
+Half = Literal["sparse", "flow", "manifold"]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -39,8 +32,8 @@ class Extrapolator(LatentEstimator):
 
     Sparse shifts: the dimensions that left the source are found and distrusted (`sparse`). Dense shifts: an invertible
     model of the source is carried beyond its support (`dense`), or, where every class is a thin manifold (finite C, as
-    in Theorem 1), the manifolds' tangent planes are (`manifold`). With ``shift="auto"`` both halves are fitted, and the
-    targets of a run decide: where the source explains all but a few dimensions of most of them the shift is sparse.
+    in Theorem 1), the manifolds' tangent planes are (`manifold`). With ``shift="auto"`` the targets of a run decide,
+    all together: by whether a few moved columns explain them better than a shift of all columns (`evidence`).
     """
 
     shift: Literal["auto", "dense", "sparse"] = "auto"
@@ -55,35 +48,43 @@ class Extrapolator(LatentEstimator):
     """How the sparse model is fitted."""
 
     def _fit(self, source: Source, x_tgt: Tensor | None) -> None:
-        if self.shift not in ("auto", "dense", "sparse"):
-            raise ConfigError(f"The shift is {self.shift!r}.", "Use 'auto', 'dense' or 'sparse'.")
         d = source.x.shape[-1]
-        for name, value in (("d_c", self.d_c), ("d_s", self.d_s)):
-            if value is not None and not 1 <= value < max(d, 2):
-                raise ConfigError(f"{name} is {value} for {d} varying columns.", f"It must be from 1 to {d - 1}.")
+        self._check(d)
         self.d_s_ = self.d_s or max(1, d // 3)
-        self.d_c_ = self.d_c or max(1, round(float(intrinsic_dimension(source.x).mean())) - self.d_s_)
-        self.code_: Code | None = None
+        self._dimension = intrinsic_dimension(source.x)
+        self._d_c = self._dimensions(source)
+        self._codes: dict[bytes, Code] = {}
         self.sparse_: SparseModel | None = None
         self.dense_: DenseModel | None = None
         if self.shift != "dense":
             self.sparse_ = fit_sparse(source, self.d_s_, self.masked, lambda part: self._rng("sparse", part))
+        self.manifolds_, self.thin_ = fit_manifolds(source)
         self._findings = [self._given()] * len(source.x)
-        needed = self.shift != "sparse"
         if x_tgt is not None and self.shift == "auto":
             self._decide(x_tgt)
-            needed = any(finding.shift == "dense" for finding in self._findings)
-        if self.shift != "sparse":
-            self.manifolds_, self.thin_ = fit_manifolds(source)
-        if needed and not self.thin_.all():
-            self._fit_dense()
+        for half in set(self._halves()):
+            self._needed(half)
 
     @property
     def shift_(self) -> Finding | list[Finding]:
         """What was found about the shift of the targets seen last; a list when there are several runs."""
-        if not hasattr(self, "_findings"):
-            raise ModelError("This Extrapolator is not fitted.", "Call fit(X, y) first.")
+        self._fitted()
         return self._findings if self.source_.batched else self._findings[0]
+
+    @property
+    def half_(self) -> Half | list[Half]:
+        """What answers for the targets seen last: ``sparse``, ``flow`` or ``manifold``; a list for several runs."""
+        self._fitted()
+        return self._halves() if self.source_.batched else self._halves()[0]
+
+    @property
+    def d_c_(self) -> int | Array:
+        """Dimensions of the invariant variable: as given, or the intrinsic dimension of the run's source minus d_s.
+
+        At least 1 and at most the columns minus d_s. An array with one number per run when there are several runs.
+        """
+        self._fitted()
+        return np.array(self._d_c) if self.source_.batched else self._d_c[0]
 
     @torch.no_grad()
     def distrust(self, X: Any) -> Array:
@@ -98,86 +99,135 @@ class Extrapolator(LatentEstimator):
     def latents(self, X: Any) -> tuple[Array, Array]:
         """Return the estimated invariant and changing variables (c_hat, s_hat) of every sample.
 
-        Sparse shifts: c_hat is a code of the trusted columns, fitted at the first call on the columns that its samples
-        mostly trust, so ask for the targets first; s_hat is, per column, what a distrusted value has beyond the code.
-        Dense shifts: c_hat and s_hat are the flow's latents, the directions that the label moves first.
+        They depend on the fit and on the samples of this call, which are taken to share their shift.
+        Sparse shifts: c_hat is a code of the columns these samples mostly trust (a code is fitted once for each such
+        set of columns); s_hat is, per column, what a distrusted value has beyond what the code explains. Dense shifts:
+        the flow's latents, the directions that the label moves first; for classes that are thin manifolds, the class
+        weights and the coordinates along the manifolds. Runs with fewer coordinates than others get zeros.
         """
         return super().latents(X)
 
     def confidence(self, X: Any) -> Array:
-        """Return how sure the prediction of each sample is: the probability of its class."""
+        """Return how sure the prediction of each sample is: the probability of its class; numbers have intervals."""
+        if hasattr(self, "source_") and self.source_.task == "regression":
+            raise ModelError("A regression has no class probabilities.", "Use predict_interval.")
         return np.asarray(self.predict_proba(X).max(-1))
+
+    @torch.no_grad()
+    def predict_interval(self, X: Any, level: float = 0.9) -> Array:
+        """Return an interval (m, 2) around every predicted number.
+
+        It holds the number for about ``level`` of samples like the source, and where the sparse model answers, of
+        samples some of whose columns left it; a flow's intervals off the support are those of the flow, if it is right.
+        """
+        source, x = self._ready(X)
+        if source.task == "classification":
+            raise ModelError("Classes have no interval.", "Use predict_proba or confidence.")
+        if not 0 < level < 1:
+            raise ConfigError(f"The level is {level}.", "It lies between 0 and 1.")
+        centre = self._output(x)
+        half = self._choose({half: self._half_width(half, x, level) for half in set(self._halves())})
+        ends = torch.stack([centre - half, centre + half], -1)
+        return self._out((ends * source.y_scale[..., None] + source.y_mean[..., None]).numpy())
+
+    def _half_width(self, half: Half, x: Tensor, level: float) -> Tensor:
+        if half == "sparse":
+            assert self.sparse_ is not None  # noqa: S101 - told to the type checker
+            return sparse_multiple(self.sparse_, level, self._rng("interval")) * self.sparse_.spread(x)
+        assert self.dense_ is not None  # noqa: S101 - as above; class manifolds are no regression
+        source = self.source_
+        multiple = flow_multiple(self.dense_, source.x[:, :KEPT_OUT], source.y[:, :KEPT_OUT], level)
+        return multiple * self.dense_.moments(x)[1]
+
+    def code(self, trusted: Tensor) -> Code:
+        """Return the code of the trusted columns (R, d), fitted at its first use."""
+        key = trusted.numpy().tobytes()
+        if key not in self._codes:
+            with torch.enable_grad():
+                self._codes[key] = fit_code(
+                    self.source_, trusted, torch.tensor(self._d_c), self.d_s_, lambda part: self._rng("code", part)
+                )
+        return self._codes[key]
 
     def _output(self, x: Tensor) -> Tensor:
         if self.shift == "auto":
             self._decide(x)
-        dense = torch.tensor([finding.shift == "dense" for finding in self._findings])
-        if not dense.any():
+        return self._choose({half: self._half_output(half, x) for half in set(self._halves())})
+
+    def _half_output(self, half: Half, x: Tensor) -> Tensor:
+        self._needed(half)
+        if half == "sparse":
             assert self.sparse_ is not None  # noqa: S101 - told to the type checker
             return self.sparse_.output(x)
-        posterior = self._dense_output(x)
-        if dense.all() or self.sparse_ is None:
-            return posterior
-        return torch.where(dense.view(-1, *[1] * (posterior.ndim - 1)), posterior, self.sparse_.output(x))
-
-    def _dense_output(self, x: Tensor) -> Tensor:
-        if self.thin_.all():
+        if half == "manifold":
             return self.manifolds_.posterior(x)
-        model = self._fit_dense()
-        posterior = model.posterior(x)
-        if self.source_.task == "regression":
-            return (posterior * model.values[:, None]).sum(-1)
-        if self.thin_.any():
-            posterior = torch.where(self.thin_[:, None, None], self.manifolds_.posterior(x), posterior)
-        return posterior
+        assert self.dense_ is not None  # noqa: S101 - as above
+        return self.dense_.moments(x)[0] if self.source_.task == "regression" else self.dense_.posterior(x)
 
     def _latents(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.shift == "auto":
             self._decide(x)
-        if all(finding.shift == "dense" for finding in self._findings):
-            return self._fit_dense().latents(x, min(self.d_c_, x.shape[-1] - 1))
-        assert self.sparse_ is not None  # noqa: S101 - told to the type checker
-        mask = self.sparse_.weigh(x).top(1).masks[:, :, 0]
-        code = self._fit_code(mask)
-        return code.encode(x, ~mask), torch.where(mask, x - code.decode(x, ~mask), 0.0)
+        found = {half: self._half_latents(half, x) for half in set(self._halves())}
+        c_hat, s_hat = (_align({half: parts[i] for half, parts in found.items()}) for i in (0, 1))
+        return self._choose(c_hat), self._choose(s_hat)
 
-    def _fit_code(self, masks: Tensor) -> Code:
-        """Fit the code at its first use, on the columns that the samples at hand mostly trust."""
-        if self.code_ is None:
-            trusted = masks.double().mean(1) < 0.5
-            with torch.enable_grad():
-                self.code_ = fit_code(self.source_, trusted, self.d_c_, self.d_s_, lambda part: self._rng("code", part))
-        return self.code_
+    def _half_latents(self, half: Half, x: Tensor) -> tuple[Tensor, Tensor]:
+        self._needed(half)
+        if half == "manifold":
+            return self.manifolds_.latents(x)
+        if half == "flow":
+            assert self.dense_ is not None  # noqa: S101 - told to the type checker
+            return self.dense_.latents(x, torch.tensor(self._d_c))
+        assert self.sparse_ is not None  # noqa: S101 - as above
+        weighed = self.sparse_.weigh(x)
+        mask = weighed.top(1).masks[:, :, 0]
+        code = self.code(weighed.distrust().mean(1) <= 0.5)
+        c_hat = code.encode(x, ~mask)[..., : max(self._d_c)]
+        return c_hat, torch.where(mask, x - code.decode(x, ~mask), 0.0)
+
+    def _choose(self, found: Mapping[Half, Tensor]) -> Tensor:
+        """Take every run from the half that answers for it."""
+        return torch.stack([found[half][r] for r, half in enumerate(self._halves())])
+
+    def _halves(self) -> list[Half]:
+        dense: list[Half] = ["manifold" if thin else "flow" for thin in self.thin_]
+        return [dense[r] if finding.shift == "dense" else "sparse" for r, finding in enumerate(self._findings)]
 
     def _decide(self, x: Tensor) -> None:
         assert self.sparse_ is not None  # noqa: S101 - told to the type checker
-        top = self.sparse_.weigh(x).top(1)
-        explained = typical(self.sparse_.mixture, self.source_.x, top.masks[:, :, 0], top.kept_density[..., 0])
-        moved = top.masks[:, :, 0].sum(-1).double().mean(-1)
-        self._findings = [
-            _finding(float(share), float(count), self.d_s_)
-            for share, count in zip(explained.double().mean(-1), moved, strict=True)
-        ]
+        self._findings = decide(self.sparse_, x, self._dimension, self.thin_, self.flow)
+
+    def _dimensions(self, source: Source) -> list[int]:
+        if self.d_c is not None:
+            return [self.d_c] * len(source.x)
+        most = max(1, source.x.shape[-1] - self.d_s_)
+        found: list[int] = (self._dimension.round().long() - self.d_s_).clamp(1, most).tolist()
+        return found
+
+    def _needed(self, half: Half) -> None:
+        """Fit the flow if it is what answers for some run, once."""
+        if half == "flow" and self.dense_ is None and not self.thin_.all():
+            with torch.enable_grad():
+                self.dense_ = fit_dense(self.source_, self.flow, lambda part: self._rng("dense", part))
 
     def _given(self) -> Finding:
         if self.shift == "auto":
             return Finding("undecided", "no target seen yet.")
         return Finding(self.shift, "given.")
 
-    def _fit_dense(self) -> DenseModel:
-        if self.dense_ is None:
-            with torch.enable_grad():
-                self.dense_ = fit_dense(self.source_, self.flow, lambda part: self._rng("dense", part))
-        return self.dense_
+    def _fitted(self) -> None:
+        if not hasattr(self, "_findings"):
+            raise ModelError("This Extrapolator is not fitted.", "Call fit(X, y) first.")
+
+    def _check(self, d: int) -> None:
+        if self.shift not in ("auto", "dense", "sparse"):
+            raise ConfigError(f"The shift is {self.shift!r}.", "Use 'auto', 'dense' or 'sparse'.")
+        for name, value in (("d_c", self.d_c), ("d_s", self.d_s)):
+            if value is not None and not 1 <= value < max(d, 2):
+                raise ConfigError(f"{name} is {value} for {d} varying columns.", f"It must be from 1 to {d - 1}.")
 
 
-def _finding(share: float, moved: float, largest: int) -> Finding:
-    """Put the share of targets that a sparse shift explains into words."""
-    if share >= 0.5:
-        return Finding(
-            "sparse", f"without {moved:.1f} columns on average, {share:.0%} of the targets look like the source."
-        )
-    return Finding(
-        "dense",
-        f"even without their worst {largest} columns, {1 - share:.0%} of the targets do not look like the source.",
-    )
+def _align(parts: Mapping[Half, Tensor]) -> dict[Half, Tensor]:
+    """Give all parts (R, m, q) as many coordinates as the widest has, zeros at the end."""
+    width = max(part.shape[-1] for part in parts.values())
+    return {half: functional.pad(part, (0, width - part.shape[-1])) for half, part in parts.items()}

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+Width = float | Tensor
+"""Half the ramp of a kink: one number per layer, or (M, d, 1) per unit."""
+
 
 @dataclass(frozen=True)
 class FlowShape:
@@ -50,7 +53,7 @@ def views(flat: Tensor, shape: FlowShape) -> FlowViews:
     return FlowViews(A, b[:L], b[L:], torch.unflatten(parts[-1], -1, (d, -1)))
 
 
-def kink(u: Tensor, rho: Tensor, width: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def kink(u: Tensor, rho: Tensor, width: Width) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return f(u), its derivative, and the two pieces its parameter gradients need.
 
     The derivative goes from 1 to exp(rho) on a ramp r from u = width to u = -width; f(u) = u + (exp(rho) - 1) m(u) with
@@ -58,11 +61,11 @@ def kink(u: Tensor, rho: Tensor, width: float) -> tuple[Tensor, Tensor, Tensor, 
     """
     k = torch.expm1(rho)
     r = (u * (-0.5 / width)).add_(0.5).clamp_(0, 1)
-    m = (u + width).clamp_(max=0).addcmul_(r, r, value=-width)
+    m = (u + width).clamp_(max=0).sub_(r.square().mul_(width))
     return torch.addcmul(u, k, m), torch.addcmul(torch.ones((), dtype=u.dtype), k, r), r, m
 
 
-def transform(flows: FlowViews, x: Tensor, widths: Sequence[float]) -> tuple[Tensor, Tensor]:
+def transform(flows: FlowViews, x: Tensor, widths: Sequence[Width]) -> tuple[Tensor, Tensor]:
     """Return z (M, d, n) and log |det dz/dx| (M, n) for x (M, d, n)."""
     log_det = torch.stack([torch.linalg.slogdet(A)[1] for A in flows.A]).sum(0)[:, None]
     for layer, (A, b) in enumerate(zip(flows.A, flows.b, strict=True)):
@@ -73,14 +76,14 @@ def transform(flows: FlowViews, x: Tensor, widths: Sequence[float]) -> tuple[Ten
     return x, log_det
 
 
-def log_density(flows: FlowViews, x: Tensor, labels: Tensor, widths: Sequence[float]) -> Tensor:
+def log_density(flows: FlowViews, x: Tensor, labels: Tensor, widths: Sequence[Width]) -> Tensor:
     """Return log p(x | y), (M, n), for features of y ``labels`` (M, labels, n)."""
     z, log_det = transform(flows, x, widths)
     residual = z - flows.means @ labels
     return log_det - 0.5 * residual.square().sum(1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
 
 
-def gradient(flat: Tensor, shape: FlowShape, x: Tensor, labels: Tensor, widths: Sequence[float], out: Tensor) -> None:
+def gradient(flat: Tensor, shape: FlowShape, x: Tensor, labels: Tensor, widths: Sequence[Width], out: Tensor) -> None:
     """Write the gradient of the mean of -log p(x | y) over the batch into ``out``, for every flow."""
     flows, grads = views(flat, shape), views(out, shape)
     d, L, n = shape.d, shape.layers, x.shape[-1]

@@ -3,22 +3,24 @@
 Plain training finds the outermost kinks (they are hyperplanes in x across which the density jumps) and gets stuck with
 wrong inner ones. So the fit goes in stages: train everything; keep the outer layer of the best start, start the inner
 layers anew on the representation it gives, train again; the same with two outer layers kept; repeat, and accept a
-round only where the source likelihood rises. Nothing here sees a target.
+round only where the source likelihood rises. What plain training misses most are outer kinks: units of the outer layer
+whose slope stayed near 1 explain nothing, so every round draws them anew. Nothing here sees a target.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from offsupport.latent.flow import FlowShape, gradient, kink, log_density, views
+from offsupport.latent.flow import FlowShape, Width, gradient, kink, log_density, views
 
 SHARP = 0.01  # width at which kinks end, in units of the representation's standard deviation
 KEPT = 0.05  # width of kinks that a stage keeps
+STRAIGHT = 0.3  # log slopes below this in size bend nothing
 MONITORED = 4000  # source samples the starts are compared on
 
 
@@ -77,21 +79,22 @@ def fit_flow(x: Tensor, labels: Tensor, config: FlowConfig, rng: Callable[[str],
     starts = config.starts
     flat = torch.zeros(len(x) * starts, problem.shape.count, dtype=x.dtype)
     restart(problem, flat, starts, 0, rng("start"))
-    train(problem, flat, starts, config.steps, 0, config, rng("first"))
+    train(problem, flat, starts, config.steps, Stage(0), config, rng("first"))
     best, best_nll = _best(problem, flat, starts)
     for step in range(config.rounds):
         trial, nll = best, best_nll
         for kept in range(1, config.layers - 1):
             name = f"{step}-{kept}"
             flat = trial.repeat_interleave(starts, 0)
+            fresh = reseed(problem, flat, starts, rng(f"kinks-{name}")) if kept == 1 else None
             restart(problem, flat, starts, kept, rng(f"start-{name}"))
             steps = config.inner_steps if kept == 1 else config.inner_steps // 2
-            train(problem, flat, starts, steps, kept, config, rng(f"order-{name}"))
+            train(problem, flat, starts, steps, Stage(kept, fresh), config, rng(f"order-{name}"))
             trial, nll = _best(problem, flat, starts)
         better = (nll < best_nll)[:, None]
         best, best_nll = torch.where(better, trial, best), torch.minimum(nll, best_nll)
     polished = best.clone()
-    train(problem, polished, 1, config.polish_steps, config.layers - 1, config, rng("polish"))
+    train(problem, polished, 1, config.polish_steps, Stage(config.layers - 1), config, rng("polish"))
     return torch.where(problem.nll(polished, 1) < problem.nll(best, 1), polished, best)
 
 
@@ -121,6 +124,17 @@ def restart(problem: Problem, flat: Tensor, starts: int, kept: int, rng: torch.G
     flows.means.zero_()
 
 
+def reseed(problem: Problem, flat: Tensor, starts: int, rng: torch.Generator) -> Tensor:
+    """Draw the units of the outer layer that bend nothing anew, in place; return which, (R * starts, d, 1)."""
+    flows, d = views(flat, problem.shape), problem.shape.d
+    fresh = flows.rho[0].abs() < STRAIGHT
+    rows = torch.nn.functional.normalize(torch.randn(starts, d, d, generator=rng, dtype=torch.float64), dim=-1)
+    offsets = 0.7 * torch.randn(starts, d, 1, generator=rng, dtype=torch.float64)  # x is white: within its bulk
+    for part, drawn in ((flows.A[0], rows), (flows.b[0], offsets), (flows.rho[0], torch.ones_like(offsets))):
+        part.copy_(torch.where(fresh, drawn.to(part.dtype).repeat(len(problem.x), 1, 1), part))
+    return fresh
+
+
 def whitening(covariance: Tensor) -> Tensor:
     """Return the symmetric inverse square root of covariances (M, d, d), in double precision inside."""
     values, vectors = torch.linalg.eigh(covariance.double())
@@ -129,23 +143,54 @@ def whitening(covariance: Tensor) -> Tensor:
     return white.to(covariance.dtype)
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What a stage of training keeps.
+
+    Attributes:
+        kept: Outer layers whose kinks are sharp already and which move slower.
+        fresh: (M, d, 1) units of the outer layer that are new and treated like those of the inner layers.
+    """
+
+    kept: int
+    fresh: Tensor | None = None
+
+    def widths(self, layers: int) -> list[Width]:
+        """Return the widths of the kinks to begin with."""
+        begin: list[Width] = [KEPT if layer < self.kept else 1.0 for layer in range(layers - 1)]
+        if self.fresh is not None:
+            begin[0] = torch.where(self.fresh, 1.0, KEPT)
+        return begin
+
+    def speeds(self, shape: FlowShape, slow: float, flat: Tensor) -> Tensor:
+        """Return the relative step sizes, (M, count) or (1, count): ``slow`` in the kept layers."""
+        speed = torch.ones_like(flat[:1] if self.fresh is None else flat)
+        parts = views(speed, shape)
+        for layer in range(self.kept):
+            for tensor in (parts.A[layer], parts.b[layer], parts.rho[layer]):
+                tensor.fill_(slow)
+                if layer == 0 and self.fresh is not None:
+                    tensor.masked_fill_(self.fresh, 1.0)
+        return speed
+
+
 def train(
-    problem: Problem, flat: Tensor, starts: int, steps: int, kept: int, config: FlowConfig, rng: torch.Generator
+    problem: Problem, flat: Tensor, starts: int, steps: int, stage: Stage, config: FlowConfig, rng: torch.Generator
 ) -> None:
-    """Take Adam steps on the flat parameters in place: one warm-up and cosine cycle, kinks annealed from 1 to sharp.
+    """Take Adam steps on the flat parameters in place: one warm-up and cosine cycle, kinks annealed to sharp.
 
     Args:
         problem: The data.
         flat: (R * starts, count) parameters.
         starts: Flows per run.
         steps: Number of steps.
-        kept: Outer layers that are kept: their kinks are sharp already and they move slower.
+        stage: What is kept; a stage that keeps all but the last layer polishes: all layers move, a fifth as fast.
         config: Batch size and step sizes.
         rng: Draws the order of the samples.
     """
-    polish = kept == problem.shape.layers - 1
-    begin = [KEPT if layer < kept else 1.0 for layer in range(problem.shape.layers - 1)]
-    speed = torch.ones_like(flat[:1]) if polish else _speeds(problem.shape, kept, config.kept_lr, flat)
+    polish = stage.kept == problem.shape.layers - 1
+    begin = stage.widths(problem.shape.layers)
+    speed = torch.ones_like(flat[:1]) if polish else stage.speeds(problem.shape, config.kept_lr, flat)
     peak = config.lr / 5 if polish else config.lr
     gradients, m, v = (torch.zeros_like(flat) for _ in range(3))
     beta1, beta2 = 0.9, 0.99
@@ -171,14 +216,3 @@ def _batch(problem: Problem, starts: int, size: int, rng: torch.Generator) -> tu
     index = torch.randint(problem.x.shape[-1], (size,), generator=rng)
     x, labels = problem.x[..., index], problem.labels[..., index]
     return (x, labels) if starts == 1 else (x.repeat_interleave(starts, 0), labels.repeat_interleave(starts, 0))
-
-
-def _speeds(shape: FlowShape, kept: int, slow: float, flat: Tensor) -> Tensor:
-    """Return the (1, count) relative step sizes: ``slow`` in the kept layers."""
-    speed = torch.ones_like(flat[:1])
-    parts = views(speed, shape)
-    groups: list[Sequence[Tensor]] = [parts.A[:kept], parts.b[:kept], parts.rho[:kept]]
-    for group in groups:
-        for tensor in group:
-            tensor.fill_(slow)
-    return speed

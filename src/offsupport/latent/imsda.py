@@ -17,7 +17,7 @@ from offsupport.latent.base import finish
 from offsupport.latent.inputs import Source
 from offsupport.latent.networks import Params, init_mlp, mlp, supervised_loss
 from offsupport.latent.sigmoid_flow import parameter_count, sigmoid_flow
-from offsupport.latent.vae import Vae, log_normal, sample
+from offsupport.latent.vae import Vae, log_standard, sample
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -52,21 +52,20 @@ class Imsda(Vae):
         n = x.shape[1]
         both = torch.cat([x, x_tgt], 1)
         mu, logvar = self._encode(both)
-        z = sample(mu, logvar, noise)
+        z, e = sample(mu, logvar, noise)
         loss = self.reconstruction * (mlp(self.decoder_, z) - both).square().sum(-1).mean(1)
         flows = self._flows()
-        invariant = []
-        for domain, part in enumerate((slice(0, n), slice(n, None))):
-            z_high, log_det = self._invariant(z[:, part], flows[:, domain])
-            invariant.append(z_high)
-            zero = torch.zeros_like(z_high)
-            posterior = log_normal(z[:, part], mu[:, part], logvar[:, part])
-            divergence = (posterior - log_normal(z_high, zero, zero) - log_det).mean(1)
-            loss = loss + 0.5 * self.kl * (divergence - self.capacity).abs()
-        loss = loss + self._supervised_weight() * supervised_loss(mlp(self.head_, invariant[0]), y)
+        source, target = (self._invariant(part, flows[:, u]) for u, part in enumerate((z[:, :n], z[:, n:])))
+        high, log_det = (torch.cat(pair, 1) for pair in zip(source, target, strict=True))
+        posterior = log_standard(e) - 0.5 * logvar.sum(-1)  # log N(z; mu, exp(logvar)) in terms of the noise
+        divergence = posterior - log_standard(high) - log_det
+        for part in (divergence[:, :n], divergence[:, n:]):
+            loss = loss + 0.5 * self.kl * (part.mean(1) - self.capacity).abs()
+        output = mlp(self.head_, high)
+        loss = loss + self._supervised_weight() * supervised_loss(output[:, :n], y)
         if y.is_floating_point():
             return loss
-        return loss + self.entropy * gated_entropy(mlp(self.head_, invariant[1]), self.entropy_below)
+        return loss + self.entropy * gated_entropy(output[:, n:], self.entropy_below)
 
     def _flows(self) -> Tensor:
         """Return the flow parameters of both domains, (R, 2, d_s, count)."""
@@ -76,6 +75,15 @@ class Imsda(Vae):
         """Return z~ = [c, f_u(s)] and log |d z~ / d z|."""
         s_high, log_det = sigmoid_flow(z[..., self.d_c :], flow, self.offsets_, self.flow_units)
         return torch.cat([z[..., : self.d_c], s_high], -1), log_det
+
+    @property
+    def noise_variance(self) -> float:
+        """Variance of the Gaussian decoder that the loss weights stand for; each domain has half of the KL weight."""
+        return self.kl / (4 * self.reconstruction)
+
+    def _log_prior_of_source(self, z: Tensor) -> Tensor:
+        high, log_det = self._invariant(z, self._flows()[:, 0])
+        return log_standard(high) + log_det
 
     def _output(self, x: Tensor) -> Tensor:
         high, _ = self._invariant(self._encode(x)[0], self._flows()[:, 1])

@@ -12,6 +12,7 @@ from torch import Tensor
 from offsupport.core.errors import ConfigError, InputError
 
 FARTHEST = 1e6
+CONSTANT = 1e-12  # a column whose range is below this share of its largest value does not vary
 Task = Literal["auto", "classification", "regression"]
 
 
@@ -24,8 +25,8 @@ class Source:
         y: (R, n) class indices (long) or standardised targets (float).
         classes: The labels the indices stand for; None for regression.
         columns: Indices of the columns used; constant ones carry nothing and are left out.
-        mean, scale: (R, 1, d) standardisation of x.
-        y_mean, y_scale: (R, 1) standardisation of a regression target.
+        mean, scale: (R, 1, d) standardisation of x, in double precision.
+        y_mean, y_scale: (R, 1) standardisation of a regression target, in double precision.
         batched: Whether the caller gave a run axis.
     """
 
@@ -52,7 +53,7 @@ class Source:
 
     def standardise(self, X: Any) -> Tensor:
         """Check observations to predict and return them as (R, m, d), standardised like the source."""
-        x = _observations(X, self.x.dtype, "the samples to predict")
+        x = _observations(X, "the samples to predict")
         if x.ndim != (3 if self.batched else 2):
             raise InputError(
                 f"The samples to predict have {x.ndim} axes.", f"Pass {3 if self.batched else 2}, as in fit."
@@ -66,7 +67,7 @@ class Source:
         if len(x) != len(self.x):
             raise InputError(f"There are {len(x)} runs to predict and {len(self.x)} fitted ones.", "Pass as many.")
         # Beyond a million deviations nothing changes but the exponent, which single precision would overflow.
-        return ((x[..., self.columns] - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
+        return ((x[..., self.columns] - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST).to(self.x.dtype)
 
 
 def check_source(X: Any, y: Any, task: Task = "auto", dtype: torch.dtype = torch.float32) -> Source:
@@ -76,9 +77,10 @@ def check_source(X: Any, y: Any, task: Task = "auto", dtype: torch.dtype = torch
         X: (n, d) observations, or (R, n, d) for R runs at once.
         y: (n,) or (R, n) labels of any kind, or numbers.
         task: ``auto`` takes numbers that are not whole as a regression target, everything else as classes.
-        dtype: Floating-point type to compute in.
+        dtype: Floating-point type to compute in; standardising is done in double precision before, so a column
+            keeps its digits however far from zero it lies.
     """
-    x = _observations(X, dtype, "X")
+    x = _observations(X, "X")
     labels = np.asarray(y)
     if x.ndim not in (2, 3) or labels.shape != tuple(x.shape[:-1]):
         raise InputError(
@@ -88,7 +90,7 @@ def check_source(X: Any, y: Any, task: Task = "auto", dtype: torch.dtype = torch
     batched = x.ndim == 3
     x, labels = (x, labels) if batched else (x[None], labels[None])
     width = x.shape[-1]
-    columns = ((x.amax(1) - x.amin(1)) > 1e-9 * x.abs().amax(1).clamp_min(1e-30)).all(0).nonzero()[:, 0]
+    columns = ((x.amax(1) - x.amin(1)) > CONSTANT * x.abs().amax(1).clamp_min(1e-30)).all(0).nonzero()[:, 0]
     if not len(columns):
         raise InputError("Every column of X is constant.", "Pass observations that vary.")
     x = x[..., columns]
@@ -98,13 +100,15 @@ def check_source(X: Any, y: Any, task: Task = "auto", dtype: torch.dtype = torch
             f"Pass at least {max(8, 2 * x.shape[2])} samples.",
         )
     mean, scale = x.mean(1, keepdim=True), x.std(1, keepdim=True)
-    encoded, classes, y_mean, y_scale = _labels(labels, task, dtype)
-    return Source((x - mean) / scale, encoded, classes, columns, width, mean, scale, y_mean, y_scale, batched)
+    encoded, classes, y_mean, y_scale = _labels(labels, task)
+    encoded = encoded.to(dtype) if classes is None else encoded
+    x = ((x - mean) / scale).to(dtype)
+    return Source(x, encoded, classes, columns, width, mean, scale, y_mean, y_scale, batched)
 
 
-def _observations(X: Any, dtype: torch.dtype, what: str) -> Tensor:
+def _observations(X: Any, what: str) -> Tensor:
     try:
-        x = torch.as_tensor(X if isinstance(X, Tensor) else np.asarray(X, dtype=np.float64)).to(dtype)
+        x = torch.as_tensor(X if isinstance(X, Tensor) else np.asarray(X, dtype=np.float64)).double()
     except (TypeError, ValueError) as error:
         raise InputError(f"{what} cannot be read as numbers ({error}).", "Pass an array of floats.") from None
     if not bool(x.isfinite().all()):
@@ -113,16 +117,14 @@ def _observations(X: Any, dtype: torch.dtype, what: str) -> Tensor:
     return x
 
 
-def _labels(
-    labels: np.ndarray[Any, Any], task: Task, dtype: torch.dtype
-) -> tuple[Tensor, np.ndarray[Any, Any] | None, Tensor, Tensor]:
+def _labels(labels: np.ndarray[Any, Any], task: Task) -> tuple[Tensor, np.ndarray[Any, Any] | None, Tensor, Tensor]:
     if task not in ("auto", "classification", "regression"):
         raise ConfigError(f"The task is {task!r}.", "Use 'auto', 'classification' or 'regression'.")
     number = labels.dtype.kind == "f"
     if number and not np.isfinite(labels).all():
         raise InputError("y has values that are NaN or infinite.", "Drop those samples.")
     if task == "regression" or (task == "auto" and number and bool((labels != np.round(labels)).any())):
-        y = torch.as_tensor(np.asarray(labels, dtype=np.float64)).to(dtype)
+        y = torch.as_tensor(np.asarray(labels, dtype=np.float64))
         y_mean, y_scale = y.mean(1, keepdim=True), y.std(1, keepdim=True)
         if not bool((y_scale > 0).all()):
             raise InputError("y is constant.", "Pass targets that vary.")
@@ -134,5 +136,5 @@ def _labels(
             f"y has {len(classes)} class{'es' * (len(classes) > 1)}, not all present in every run.",
             "Pass samples of at least two classes.",
         )
-    one = torch.ones(len(encoded), 1, dtype=dtype)
+    one = torch.ones(len(encoded), 1, dtype=torch.float64)
     return encoded, classes, 0 * one, one

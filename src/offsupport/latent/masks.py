@@ -98,28 +98,6 @@ def _grow(mixture: Mixture, x: Tensor, largest: int) -> tuple[Tensor, Tensor]:
     return torch.cat(masks), torch.cat(densities)
 
 
-def typical(mixture: Mixture, source: Tensor, masks: Tensor, density: Tensor, level: float = 0.005) -> Tensor:
-    """Say which samples the source explains once their masks hide what they hide.
-
-    A sample is typical when its kept density is above the ``level`` quantile of the source's under the same mask.
-
-    Args:
-        mixture: Density of the source.
-        source: (R, n, d) source samples; the first 1000 are compared with.
-        masks: (R, m, d) one mask per sample.
-        density: (R, m) log density of what each mask keeps of its sample.
-        level: Share of the source that counts as atypical.
-    """
-    result = torch.zeros(density.shape, dtype=torch.bool)
-    for r in range(len(masks)):
-        one = _select(mixture, r)
-        for mask in _distinct(masks[r]):
-            usual = one.log_density(source[r : r + 1, :1000], mask[None])[0, :, 0].quantile(level)
-            same = (masks[r] == mask).all(-1)
-            result[r, same] = density[r, same] >= usual
-    return result
-
-
 def _select(mixture: Mixture, r: int) -> Mixture:
     return Mixture(*(t[r : r + 1] for t in (mixture.log_weight, mixture.mean, mixture.precision, mixture.log_det)))
 

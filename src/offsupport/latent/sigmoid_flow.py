@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 CLIP = 1e-6  # how close to 0 or 1 a mixture of sigmoids may come before its logit is taken
+LEAST = 1e-12  # the smallest derivative of a layer; its logarithm is taken
 INVERSE_SOFTPLUS_1 = math.log(math.e - 1)  # slopes are 1 where the parameter is 0
 
 
@@ -29,27 +31,46 @@ def sigmoid_flow(s: Tensor, flow: Tensor, offsets: Tensor, units: int) -> tuple[
     Returns:
         The (R, n, d) images and the (R, n) log-determinants.
     """
-    first, second = torch.split(flow, [3 * units + 1, 4 * units], -1)
-    h = s.mT[..., None]  # (R, d, n, 1)
-    h, gain = _block(h, torch.ones_like(h), first[..., : 3 * units], offsets[:, None])
-    u = second[..., 3 * units :].softmax(-1)[..., None]  # a convex mixture of the hidden outputs
-    out, gain = _block(h @ u, gain @ u, second[..., : 3 * units], torch.zeros_like(offsets[:, None, :, :1]))
-    return out[..., 0].mT, gain[..., 0].log().sum(1)
+    runs, n, d = s.shape
+    sizes = [units, units, units, 1, units, units, units, units]
+    a, b, w, _, a2, b2, w2, u = torch.split(flow.flatten(0, 1)[:, None], sizes, -1)  # each (R d, 1, units)
+    a, a2 = (functional.softplus(slopes + INVERSE_SOFTPLUS_1) for slopes in (a, a2))
+    mix = (torch.unflatten(w.mT, 0, (runs, d)) + offsets[:, None]).softmax(-2).flatten(0, 1)
+    mix2, u = w2.softmax(-1).mT, u.softmax(-1).mT  # u: a convex mixture of the hidden outputs
+    h, gain = _mixture(torch.baddbmm(b, s.mT.reshape(runs * d, n, 1), a), mix, a.mT * mix)
+    out, gain2 = _mixture(torch.baddbmm(b2, h, u @ a2), mix2, a2.mT * mix2)
+    return out.view(runs, d, n).mT, ((gain @ u) * gain2).view(runs, d, n).log().sum(1)
 
 
-def _block(h: Tensor, gain: Tensor, params: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """One layer: sigmoids of the input, convex mixtures of those, their logits.
+def _mixture(before: Tensor, mix: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:
+    both: tuple[Tensor, Tensor] = _Mixture.apply(before, mix, tilt)  # type: ignore[no-untyped-call]
+    return both
 
-    Args:
-        h: (R, d, n, 1) inputs.
-        gain: (R, d, n, 1) their derivatives by s.
-        params: (R, d, 3 * units) slopes, offsets and output weights of the sigmoids.
-        offsets: (R, 1, units, out) added to the output weights.
+
+class _Mixture(torch.autograd.Function):
+    """Logits of convex mixtures of sigmoids and their derivatives, with a backward pass of few passes over memory.
+
+    m = sigmoid(before) @ mix, t = sigmoid'(before); returns logit(m) and (t @ tilt) / (m (1 - m)), where ``tilt`` is
+    ``mix`` times the slopes of the sigmoids by the input.
     """
-    a, b, w = params.chunk(3, -1)
-    a = functional.softplus(a + INVERSE_SOFTPLUS_1)[:, :, None]
-    sigmoid = torch.sigmoid(a * h + b[:, :, None])
-    weights = (w[..., None] + offsets).softmax(-2)
-    mixed = (sigmoid @ weights).clamp(CLIP, 1 - CLIP)
-    slope = (sigmoid * (1 - sigmoid) * a * gain) @ weights
-    return torch.logit(mixed), (slope / (mixed * (1 - mixed))).clamp_min(1e-12)
+
+    @staticmethod
+    def forward(ctx: Any, before: Tensor, mix: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:
+        sigmoid = torch.sigmoid(before)
+        t = torch.addcmul(sigmoid, sigmoid, sigmoid, value=-1)
+        m = (sigmoid @ mix).clamp_(CLIP, 1 - CLIP)
+        inverse = torch.addcmul(m, m, m, value=-1).reciprocal_()
+        slope = (t @ tilt).mul_(inverse).clamp_min_(LEAST)
+        ctx.save_for_backward(sigmoid, t, mix, tilt, m, inverse, slope)
+        return torch.logit(m), slope
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        sigmoid, t, mix, tilt, m, inverse, slope = ctx.saved_tensors
+        by_slope = grads[1].masked_fill(slope <= LEAST, 0)
+        by_m = torch.addcmul(grads[0], by_slope * slope, m - 0.5, value=2).mul_(inverse)
+        by_m.masked_fill_((m <= CLIP) | (m >= 1 - CLIP), 0)
+        by_t = by_slope.mul_(inverse)
+        back = by_t @ tilt.mT
+        before = (by_m @ mix.mT).add_(back).addcmul_(back, sigmoid, value=-2).mul_(t)
+        return before, sigmoid.mT @ by_m, t.mT @ by_t

@@ -8,7 +8,7 @@ the influence of s goes, so it may change from sample to sample; the regression 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,20 +57,30 @@ class SparseModel:
     def output(self, x: Tensor) -> Tensor:
         """Return probabilities (R, m, K) or standardised predictions (R, m)."""
         source, top = self.source, self.weigh(x).top(self.config.sets)
-        labels = source.y[..., None]
-        if source.task == "classification":
-            labels = functional.one_hot(source.y, source.n_classes)
-        predicted = [
-            local_linear(
-                source.x, labels.to(x.dtype), x[:, j], ~top.masks[:, j], self._neighbours(), self.config.shrink
-            )
-            for j in range(x.shape[1])
-        ]
-        mean = (torch.stack(predicted, 1) * top.weight[..., None].to(x.dtype)).sum(2)
+        values = [fit.value() for fit in self._fits(x, top)]
+        mean = (torch.stack(values, 1) * top.weight[..., None].to(x.dtype)).sum(2)
         if source.task == "regression":
             return mean[..., 0].clamp(source.y.amin(1, keepdim=True), source.y.amax(1, keepdim=True))
         floor = 1 / (2 * self._neighbours()[0])  # k neighbours cannot tell a rarer class from none
         return functional.normalize(mean.clamp_min(floor), p=1.0, dim=-1)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Return the predictive standard deviation (R, m) of a regression: of the neighbours and over the sets."""
+        top = self.weigh(x).top(self.config.sets)
+        weight = top.weight.to(x.dtype)
+        both = [torch.cat([fit.value(), fit.variance()], -1) for fit in self._fits(x, top)]
+        value, inner = torch.stack(both, 1).unbind(-1)
+        mean = (value * weight).sum(2, keepdim=True)
+        return ((inner + (value - mean).square()) * weight).sum(2).sqrt()
+
+    def _fits(self, x: Tensor, top: Weighed) -> Iterator[LocalFit]:
+        """Yield the regressions of one sample per run at a time, which keeps the table of differences small."""
+        labels = self.source.y[..., None]
+        if self.source.task == "classification":
+            labels = functional.one_hot(self.source.y, self.source.n_classes)
+        near, shrink = self._neighbours(), self.config.shrink
+        for j in range(x.shape[1]):
+            yield local_linear(self.source.x, labels.to(x.dtype), x[:, j], ~top.masks[:, j], near, shrink)
 
     def _neighbours(self) -> tuple[int, int]:
         """Return how many neighbours there are and how many dimensions decide who they are."""
@@ -88,10 +98,34 @@ def fit_sparse(
     return SparseModel(source, config, largest, mixture)
 
 
+@dataclass(frozen=True)
+class LocalFit:
+    """S regressions around one target per run: solution (R, S, 1 + d, q), and what they were fitted to.
+
+    Attributes:
+        design: (R, S, k, 1 + d); labels: (R, 1, k, q); weight: (R, k).
+    """
+
+    solution: Tensor
+    design: Tensor
+    labels: Tensor
+    weight: Tensor
+
+    def value(self) -> Tensor:
+        """Return the (R, S, q) predictions."""
+        return self.solution[:, :, 0].to(self.design.dtype)
+
+    def variance(self) -> Tensor:
+        """Return the (R, S, q) weighted variances of the neighbours about the regressions."""
+        residual = self.labels - (self.design.double() @ self.solution).to(self.labels.dtype)
+        weight = (self.weight / self.weight.sum(-1, keepdim=True))[:, None, :, None]
+        return (residual.square() * weight).sum(2)
+
+
 def local_linear(
     x: Tensor, labels: Tensor, target: Tensor, kept: Tensor, neighbours: tuple[int, int], shrink: float
-) -> Tensor:
-    """Regress labels on the kept dimensions around one target per run, and evaluate at the target.
+) -> LocalFit:
+    """Regress labels on the kept dimensions around one target per run.
 
     Args:
         x: (R, n, d) source samples.
@@ -100,9 +134,6 @@ def local_linear(
         kept: (R, S, d) booleans: the dimensions each of S regressions may use.
         neighbours: How many neighbours, and how many best-matching dimensions their distance counts.
         shrink: Ridge on the slopes, relative to the total weight.
-
-    Returns:
-        (R, S, q) predictions.
     """
     gap = x - target[:, None]
     distance, index = trimmed_sum(gap.square(), neighbours[1]).topk(neighbours[0], largest=False)
@@ -117,4 +148,4 @@ def local_linear(
     gram = gram + shrink * weight.sum(1).double()[:, None, None, None] * torch.diag(slopes)
     near_labels = labels.gather(1, index[..., None].expand(-1, -1, labels.shape[-1]))[:, None]
     solution: Tensor = torch.linalg.solve(gram, (weighted @ near_labels).double())
-    return solution[:, :, 0].to(x.dtype)
+    return LocalFit(solution, design, near_labels, weight)

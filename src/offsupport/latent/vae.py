@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from offsupport.core.errors import InputError
-from offsupport.latent.base import LatentEstimator, finish
+from offsupport.latent.base import Array, LatentEstimator, finish
 from offsupport.latent.inputs import Source
 from offsupport.latent.networks import Params, adam, batches, init_mlp, mlp, supervised_loss
 
@@ -80,7 +80,7 @@ class Vae(LatentEstimator):
 
     def _loss(self, x: Tensor, y: Tensor, x_tgt: Tensor, noise: torch.Generator) -> Tensor:
         mu, logvar = self._encode(torch.cat([x, x_tgt], 1))
-        z = sample(mu, logvar, noise)
+        z, _ = sample(mu, logvar, noise)
         n = x.shape[1]
         z_src, z_tgt = z[:, :n], z[:, n:]
         seen, decoded = (torch.cat([x, x_tgt], 1), z) if self.reconstruct_target else (x, z_src)
@@ -105,7 +105,7 @@ class Vae(LatentEstimator):
     def _log_prior(self, c: Tensor, c_src: Tensor, y: Tensor) -> Tensor:
         """Log density of c (R, m, d_c): standard normal, or diagonal Gaussians of the source's classes, mixed."""
         if self.prior == "normal" or y.is_floating_point():
-            return log_normal(c, torch.zeros_like(c), torch.zeros_like(c))
+            return log_standard(c)
         member = torch.nn.functional.one_hot(y, self.source_.n_classes).to(c).mT  # (R, K, n)
         count = member.sum(-1, keepdim=True).clamp_min(1)
         mean = member @ c_src / count
@@ -124,6 +124,40 @@ class Vae(LatentEstimator):
         beyond: Tensor = size.clamp_min(1e-12).sqrt() - radius
         return beyond.clamp_min(0).square()
 
+    @torch.no_grad()
+    def log_likelihood(self, X: Any, draws: int = 128) -> Array:
+        """Return an importance-weighted estimate (Burda et al., 2016) of log p(x) of source samples, in nats.
+
+        The loss weights are a Gaussian decoder in disguise (see ``noise_variance``), so models with different weights
+        are compared as densities of the standardised observations.
+
+        Args:
+            X: (n, d) samples from the source, or (R, n, d).
+            draws: Draws from the posterior per sample; more only raise the estimate.
+        """
+        _, x = self._ready(X)
+        mu, logvar = self._encode(x)
+        noise = self._rng("likelihood")
+        weights = []
+        for _ in range(draws):
+            z, e = sample(mu, logvar, noise)
+            residual = (mlp(self.decoder_, z) - x) / self.noise_variance**0.5
+            decoder = log_standard(residual) - 0.5 * x.shape[-1] * math.log(self.noise_variance)
+            weights.append(decoder + self._log_prior_of_source(z) - log_standard(e) + 0.5 * logvar.sum(-1))
+        return self._out((torch.stack(weights).logsumexp(0) - math.log(draws)).numpy())
+
+    @property
+    def noise_variance(self) -> float:
+        """Variance of the Gaussian decoder that the loss weights stand for.
+
+        Dividing ``reconstruction * |x - x_hat|^2 + kl * KL`` by ``kl`` gives a negative evidence bound whose squared
+        error has the factor 1 / (2 variance).
+        """
+        return self.kl / (2 * self.reconstruction)
+
+    def _log_prior_of_source(self, z: Tensor) -> Tensor:
+        return log_standard(z)
+
     def _output(self, x: Tensor) -> Tensor:
         return finish(mlp(self.head_, self._encode(x)[0][..., : self.d_c]), self.source_)
 
@@ -132,10 +166,10 @@ class Vae(LatentEstimator):
         return mu[..., : self.d_c], mu[..., self.d_c :]
 
 
-def sample(mu: Tensor, logvar: Tensor, noise: torch.Generator) -> Tensor:
-    """Draw from N(mu, exp(logvar)); the runs share their noise, so that a run does not depend on its batch."""
+def sample(mu: Tensor, logvar: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw from N(mu, exp(logvar)) and return the standard noise too; all runs share it, so none depends on others."""
     e = torch.randn(mu.shape[1:], generator=noise, dtype=mu.dtype)
-    return mu + (0.5 * logvar).exp() * e
+    return torch.addcmul(mu, (0.5 * logvar).exp(), e), e
 
 
 def gaussian_kl(mu: Tensor, logvar: Tensor) -> Tensor:
@@ -146,3 +180,8 @@ def gaussian_kl(mu: Tensor, logvar: Tensor) -> Tensor:
 def log_normal(z: Tensor, mu: Tensor, logvar: Tensor) -> Tensor:
     """Log density of N(mu, exp(logvar)) at z, summed over the last axis."""
     return -0.5 * ((z - mu).square() * (-logvar).exp() + logvar + math.log(2 * math.pi)).sum(-1)
+
+
+def log_standard(z: Tensor) -> Tensor:
+    """Log density of N(0, I) at z, summed over the last axis."""
+    return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2 * math.pi))

@@ -85,10 +85,10 @@ class Adapter(Lifecycle, abc.ABC):
 
     # What a method may use -------------------------------------------------------------------------------------------
 
-    def network(self, x: Tensor) -> Tensor:
-        """Run the model and return its logits, (N, K) or dense (N, K, ...)."""
+    def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
+        """Run the model, with ``tensors`` in place of its own where given, and return its logits (N, K, ...)."""
         self.passes["forward"] += 1
-        out = self.model(x)
+        out = self.model(x) if tensors is None else torch.func.functional_call(self.model, tensors, (x,))
         return check_output(out if self.options.logits is None else self.options.logits(out), len(x))
 
     @torch.no_grad()
@@ -214,9 +214,7 @@ class Adapter(Lifecycle, abc.ABC):
     def _source_logits(self, x: Tensor) -> Tensor:
         """Predict with the weights and statistics the model came with; uniformly where they give no finite logits."""
         with self.policy.using("source"):
-            self.passes["forward"] += 1
-            out = torch.func.functional_call(self.model, self.source_parameters, (x,))
-            logits = check_output(out if self.options.logits is None else self.options.logits(out), len(x)).clone()
+            logits = self.network(x, self.source_parameters).clone()
         logits[~guard.finite_rows(logits)] = 0.0
         return logits
 

@@ -10,8 +10,12 @@ from torch import Tensor, nn
 
 from offsupport.core.errors import InputError, ModelError
 from offsupport.methods.config import MethodInfo
+from offsupport.methods.guard import plausible_rows
 from offsupport.nn.inspect import device_and_dtype, input_rank
 from offsupport.nn.norm import affine_parameters, norm_layers
+
+ROOM = 0.5
+"""So far outside [0, 1] pixels may lie, as after sharpening or interpolation, before they count as another unit."""
 
 
 def check_model(model: nn.Module, info: MethodInfo) -> None:
@@ -49,6 +53,23 @@ def check_input(x: Tensor, model: nn.Module) -> Tensor:
             "Add the batch dimension: x[None].",
         )
     return x
+
+
+def require_images(x: Tensor, method: str) -> None:
+    """Refuse what are no images in [0, 1], before a method augments them."""
+    if x.dim() != 4:
+        raise InputError(
+            f"The method {method!r} augments images (N, C, H, W), and this batch has shape {tuple(x.shape)}.",
+            "Use a method that does not augment, such as 'tent'.",
+        )
+    # A sample far beyond any unit is a broken one, and says nothing about the others.
+    known = x[plausible_rows(x)]
+    low, high = known.aminmax() if len(known) else (0.0, 1.0)
+    if low < -ROOM or high > 1 + ROOM:
+        raise InputError(
+            f"The method {method!r} augments images in [0, 1], and these lie in [{float(low):.3g}, {float(high):.3g}].",
+            "Let the model standardise: offsupport.nn.Normalized(model, mean, std), and pass plain images.",
+        )
 
 
 @torch.no_grad()

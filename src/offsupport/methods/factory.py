@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError, nearest
 from offsupport.methods.adapter import Adapter
+from offsupport.methods.checks import check_model
 from offsupport.methods.config import MethodInfo, Options
 from offsupport.methods.guard import CollapseAction
 from offsupport.methods.persist import model_sha256, saved_set_up
@@ -66,6 +67,7 @@ def adapt(
     config = build(cls.config_class, {**(cls.presets[preset] if preset else {}), **hyper}, f"method {method!r}")
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
     options = build(Options, given, "adapt()")
+    check_model(model, cls.info)
     _check_source(cls.info, model, source)
     adapter = cls(model, config, options, source)
     adapter.announce()

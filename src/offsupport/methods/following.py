@@ -9,12 +9,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from offsupport.core.errors import InputError
 from offsupport.methods import guard
 from offsupport.methods.adapter import Adapter
 from offsupport.methods.config import StepConfig, require
 from offsupport.nn.inspect import encoder_parameters
 from offsupport.nn.norm import Statistics
+
+FLAT = 1e-6
+"""Features that vary by less than this share of the source's variance say nothing of a distribution."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,8 @@ class FollowConfig(StepConfig):
     """Update rule, without weight decay."""
     bn_momentum: float = 0.1
     """How far batch-norm statistics move towards those of each forward pass of a step."""
+    score_stats: Literal["running", "batch"] = "running"
+    """Whether a prediction uses the statistics followed so far, as published, or those of its batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,19 +38,27 @@ class FollowConfig(StepConfig):
 
 
 class Following(Adapter):
-    """Moves the encoder, classifier kept; a batch is predicted after its step, by the statistics followed so far.
+    """Moves the encoder, classifier kept; a batch is predicted after its step.
 
     A subclass says what a step looks at (:meth:`look`) and what it descends (:meth:`loss`). The statistics live in the
     memory: the buffers of the model stay as they came.
     """
 
     config: FollowConfig
-    statistics: ClassVar[Statistics] = "running"
     small_batch_without: ClassVar[int] = 16
+
+    @property
+    def statistics(self) -> Statistics:  # type: ignore[override]
+        """What predictions are normalised by; a step looks under ``ema``."""
+        return self.config.score_stats
 
     @abc.abstractmethod
     def look(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Run the forward passes of a step, each under ``self.policy.using("ema")``; return what the loss needs."""
+        """Run the forward passes of a step, each under ``self.policy.using("ema")``.
+
+        Returns:
+            The features of the batch (N, D), and what else the loss needs.
+        """
 
     @abc.abstractmethod
     def loss(self, *seen: Tensor) -> Tensor:
@@ -60,11 +72,11 @@ class Following(Adapter):
         """Remember the batch-norm statistics."""
         return {"running": self.policy.follow(self.model, self.config.bn_momentum)}
 
-    def network(self, x: Tensor) -> Tensor:
+    def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         """Run the model; in a step its batch-norm statistics move on."""
         # Memory is replaced, never changed in place: a snapshot may hold it.
         self.policy.running = self.memory["running"].clone()
-        logits = super().network(x)
+        logits = super().network(x, tensors)
         if self.policy.statistics == "ema":
             if self.policy.running.isfinite().all():
                 self.memory["running"] = self.policy.running
@@ -78,21 +90,22 @@ class Following(Adapter):
         if len(usable) < self.min_batch:
             self.count("bad_input")
             return self.predict(x)
-        self.descend(self.loss(*self.look(usable)))
+        before, seen = self.memory["running"], self.look(usable)
+        if self._is_flat(seen[0].detach()):
+            self.memory["running"] = before
+            self.count("empty_selection")
+        else:
+            self.descend(self.loss(*seen))
         return self.predict(x)
+
+    def _is_flat(self, z: Tensor) -> bool:
+        """Tell whether features hardly vary beside those of the source: copies of one image, or a blank camera."""
+        assert self.source is not None  # noqa: S101 (methods that align have source statistics)
+        spread = self.source.tensors["feature_cov"].diagonal().sum().to(z)
+        return bool(z.var(0).sum() < FLAT * spread)
 
     @torch.no_grad()
     def without_step(self, x: Tensor) -> Tensor:
         """Let the batch-norm statistics follow all the same: they do not depend on what went wrong."""
         self.look(x[guard.plausible_rows(x)])
         return self.predict(x)
-
-
-def require_unit_range(x: Tensor, method: str) -> None:
-    """Refuse images that are not in [0, 1], before a method augments them."""
-    low, high = x.aminmax() if len(x) else (0.0, 1.0)
-    if low < -1e-3 or high > 1 + 1e-3:
-        raise InputError(
-            f"The method {method!r} augments images in [0, 1], and these lie in [{float(low):.3g}, {float(high):.3g}].",
-            "Let the model standardise: offsupport.nn.Normalized(model, mean, std), and pass plain images.",
-        )

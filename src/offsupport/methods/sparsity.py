@@ -9,7 +9,7 @@ import functools
 import statistics
 import warnings
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,78 +18,11 @@ from offsupport.core.errors import ConfigError, ModelError
 from offsupport.core.seeds import derive_seed
 from offsupport.functional import soft_threshold
 from offsupport.methods.adapter import Adapter
-from offsupport.methods.config import MethodConfig, StepConfig, require
+from offsupport.methods.config import StepConfig
+from offsupport.methods.constraint import PRESETS, TEACHER_PRESETS, constrained_config
 from offsupport.methods.registry import SPARSE
 from offsupport.nn.inspect import find_projection
-from offsupport.nn.lora import Gates, add_updates, describe_updates, merge, updated_layers
-
-Preset = dict[str, dict[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Constraint:
-    """Hyper-parameters of the sparsity constraint; those of the constrained method stand beside them."""
-
-    base: ClassVar[type[MethodConfig]]
-
-    rank: int = 4
-    """Rank of the updates; a layer with fewer channels clips it."""
-    ratio_l: float = 1.0
-    """Step size of the updates as a multiple of the method's own."""
-    gates: bool = True
-    """Whether each direction of an update has a gate; without gates there is nothing to penalise."""
-    penalty: Literal["l1", "prox", "none"] = "l1"
-    """``l1`` as published, with gates that start ~ N(0, 1); ``prox``: gates start at 1 and are soft-thresholded."""
-    ratio_s: float = 1e-3
-    """Weight of the mean absolute gate in the loss, for ``l1``."""
-    prox: float = 1e-2
-    """How far each step pulls every gate towards zero, for ``prox``."""
-    train_head: bool = True
-    """Whether the classifier has an update, too."""
-    freeze_base: bool = False
-    """Whether the updates alone adapt, instead of beside the method's own parameters."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]  # of the method's hyper-parameters, which come next
-        require("rank", self.rank >= 1, "at least 1")
-        require("ratio_l", 0 <= self.ratio_l <= 1e6, "in [0, 1e6]")
-        require("ratio_s", self.ratio_s >= 0, "at least 0")
-        require("prox", self.prox >= 0, "at least 0")
-
-    @property
-    def initial_gates(self) -> Gates:
-        """How the gates start."""
-        if not self.gates:
-            return "none"
-        return "ones" if self.penalty == "prox" else "normal"
-
-    def __reduce__(self) -> Any:
-        return _rebuild_config, (self.base, isinstance(self, TeacherConstraint), dataclasses.asdict(self))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TeacherConstraint(Constraint):
-    """Hyper-parameters of the sparsity constraint on a method whose teacher follows its student."""
-
-    teacher_decay: float | None = None
-    """How much of its own updates the teacher keeps at a step; None is as of everything else."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require("teacher_decay", self.teacher_decay is None or 0 <= self.teacher_decay <= 1, "in [0, 1]")
-
-
-PRESETS: Preset = {
-    "cifar10": {"rank": 64, "ratio_l": 1.0, "ratio_s": 1e-5, "penalty": "l1"},
-    "cifar100": {"rank": 16, "ratio_l": 2.0, "ratio_s": 1e-1, "penalty": "l1"},
-    "imagenet": {"rank": 4, "ratio_l": 5.0, "ratio_s": 1e-3, "penalty": "l1"},
-}
-TEACHER_PRESETS: Preset = {
-    "cifar10": {"teacher_decay": 0.0},
-    "cifar100": {"teacher_decay": 0.9},
-    # Not in the paper's table: its code halves the step size of TeSLA here.
-    "imagenet": {"teacher_decay": 0.9, "lr": 5e-4},
-}
+from offsupport.nn.lora import add_updates, describe_updates, merge, updated_layers
 
 
 class Constrained(Adapter):
@@ -103,13 +36,17 @@ class Constrained(Adapter):
     method: ClassVar[type[Adapter]]
 
     def findings(self) -> dict[str, Any]:
-        """Say how far the updates went: the share of gates at exactly zero, effective ranks, and both per layer."""
+        """Say how far the updates went: gates at exactly zero, effective ranks, and all of it by layer."""
         updates = describe_updates(self.model)
         gates = [gate.detach() for gate in self.gates.values()]
         zeros = sum(int((gate == 0).sum()) for gate in gates) / max(sum(gate.numel() for gate in gates), 1)
         mean_rank = statistics.fmean(update["effective_rank"] for update in updates.values())
-        found = {"zero_gates": zeros, "mean_effective_rank": mean_rank, "updates": updates}
-        return super().findings() | found | {"gates": {name: gate.tolist() for name, gate in self.gates.items()}}
+        values = {
+            name.removesuffix(".low_rank.gate"): [round(value, 5) for value in gate.tolist()]
+            for name, gate in self.gates.items()
+        }
+        found = {"zero_gates": zeros, "mean_effective_rank": mean_rank, "updates": updates, "gates": values}
+        return super().findings() | found
 
     @property
     def gates(self) -> dict[str, nn.Parameter]:
@@ -170,9 +107,13 @@ class Constrained(Adapter):
 
     def _set_up_batches(self) -> None:
         super()._set_up_batches()
-        own = [parameter for name, parameter in self.parameters_adapted.items() if name not in self.low_rank]
-        groups = [{"params": own}] if own else []
-        groups += [{"params": list(self.low_rank.values()), "lr": self.config.ratio_l * self.config.lr}]
+        config, gates, low_rank = self.config, self.gates, self.low_rank
+        ratio_g = config.ratio_l if config.ratio_g is None else config.ratio_g
+        groups = [
+            {"params": [p for name, p in self.parameters_adapted.items() if name not in low_rank], "lr": config.lr},
+            {"params": [p for name, p in low_rank.items() if name not in gates], "lr": config.ratio_l * config.lr},
+            {"params": list(gates.values()), "lr": ratio_g * config.lr},
+        ]
         self.optimizer = self.config.make_optimizer(groups)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -192,8 +133,8 @@ class ConstrainedStudent(Constrained):
 @functools.cache
 def constrained(method: type[Adapter]) -> type[Adapter]:
     """Return ``method`` under the sparsity constraint, as a class; a method without gradient steps has none."""
-    info = method.info
-    if not issubclass(method.config_class, StepConfig):
+    info, config_class = method.info, cast("Any", method.config_class)
+    if not issubclass(config_class, StepConfig):
         raise ConfigError(
             f"The method {info.name!r} takes no gradient steps, so there is nothing to constrain.",
             f"Use {SPARSE} behind a method that does, as in 'tent{SPARSE}'.",
@@ -204,7 +145,7 @@ def constrained(method: type[Adapter]) -> type[Adapter]:
         "__doc__": f"{info.name} with gated low-rank updates.",
         "__module__": __name__,
         "method": method,
-        "config_class": _config_class(method.config_class, teacher),
+        "config_class": constrained_config(config_class, teacher),
         "presets": {name: preset | ours.get(name, {}) for name, preset in method.presets.items()},
         "info": dataclasses.replace(
             info,
@@ -214,19 +155,8 @@ def constrained(method: type[Adapter]) -> type[Adapter]:
             adapts=f"{info.adapts}; gated low-rank updates of convolutions and linear layers",
         ),
     }
-    return abc.ABCMeta(f"Constrained{method.__name__}", (ConstrainedStudent if teacher else Constrained, method), body)
-
-
-@functools.cache
-def _config_class(base: type[MethodConfig], teacher: bool) -> Any:
-    """Return the hyper-parameters of a method with those of the constraint, as one dataclass."""
-    ours = TeacherConstraint if teacher else Constraint
-    combined = type(f"Constrained{base.__name__}", (ours, base), {"__module__": __name__, "base": base})
-    return dataclasses.dataclass(frozen=True, kw_only=True)(combined)
-
-
-def _rebuild_config(base: type[MethodConfig], teacher: bool, values: dict[str, Any]) -> Any:
-    return _config_class(base, teacher)(**values)
+    mixin = ConstrainedStudent if teacher else Constrained
+    return cast("type[Adapter]", abc.ABCMeta(f"Constrained{method.__name__}", (mixin, method), body))
 
 
 def _rebuild(method: type[Adapter]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from offsupport.augment import simclr_views
 from offsupport.core.errors import InputError, ModelError
 from offsupport.functional import coral, mean_and_covariance, mean_gap, nt_xent
-from offsupport.methods import guard
+from offsupport.methods.checks import require_images
 from offsupport.methods.config import MethodInfo, require
 from offsupport.methods.features import Sums, features_of
-from offsupport.methods.following import FollowConfig, Following, require_unit_range
+from offsupport.methods.following import FollowConfig, Following
 from offsupport.methods.registry import register
 from offsupport.nn.inspect import capture_input, find_projection
 
@@ -27,8 +27,6 @@ PARTS = ("feature", "projection")
 class TttppConfig(FollowConfig):
     """Hyper-parameters of TTT++."""
 
-    lr: float = 1e-2
-    """Step size."""
     temperature: float = 0.5
     """Temperature of the contrast between views."""
     base_temperature: float | None = 0.07
@@ -41,6 +39,8 @@ class TttppConfig(FollowConfig):
     """Weight of the distance of means beside that of covariances."""
     queue: int = 1536
     """Moments are those of the batch and of past features up to this many, once so many have been seen."""
+    chance: Literal["rows", "queue"] = "rows"
+    """Distances are divided by what chance makes of them between sets as large as those at hand, or as a full queue."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +57,7 @@ class TttppConfig(FollowConfig):
         summary="Tells views of the batch apart while the moments of its features are held to those of the source.",
         paper="Liu et al. 2021",
         adapts="every layer but the classifier and the projection head",
-        scored="after the step, by running batch-norm statistics",
+        scored="after the step, by running statistics or those of the batch",
         norm="none",
         source="required",
         single="no step (contrast needs a batch); batch norm: running statistics blended with the sample's",
@@ -69,10 +69,10 @@ class Tttpp(Following):
 
     config: TttppConfig
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "cifar10": {"lr": 1e-2, "queue": 1536, "feature_scale": 0.05, "projection_scale": 0.2},
-        "cifar100": {"lr": 1e-4, "queue": 2048, "feature_scale": 5.0, "projection_scale": 20.0},
+        "cifar10": {"lr": 1e-2, "queue": 1536, "feature_scale": 0.05, "projection_scale": 0.2, "chance": "queue"},
+        "cifar100": {"lr": 1e-4, "queue": 2048, "feature_scale": 5.0, "projection_scale": 20.0, "chance": "queue"},
         # No configuration for ImageNet was published: the weights of CIFAR-10 with the smaller step.
-        "imagenet": {"lr": 1e-4, "queue": 2048, "feature_scale": 0.05, "projection_scale": 0.2},
+        "imagenet": {"lr": 1e-4, "queue": 2048, "feature_scale": 0.05, "projection_scale": 0.2, "chance": "queue"},
     }
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -100,23 +100,23 @@ class Tttpp(Following):
         return super().initial_memory() | rows | {"filled": torch.zeros(())}
 
     def look(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the projections of two views of the batch, and the features of the batch itself."""
+        """Return the features of the batch, and the projections of two views of it."""
         views = torch.cat(simclr_views(x, self.generator))
         head, projection = self.head()[1], self.projection()
         with self.policy.using("ema"), capture_input(head) as features:
             self.network(views)
             self.network(x)
-        return (*projection(features[0]).chunk(2), features[1])
+        return (features[1], *projection(features[0]).chunk(2))
 
     def step(self, x: Tensor) -> Tensor:
         """Descend the loss of the batch, then predict it; images must be in [0, 1]."""
         if self.passes["backward"] == 0:  # never in the middle of a stream
-            require_unit_range(x[guard.plausible_rows(x)], self.info.name)
+            require_images(x, self.info.name)
         return super().step(x)
 
     def loss(self, *seen: Tensor) -> Tensor:
         """Return the contrast of the views plus the weighted distances of moments."""
-        one, two, z = seen
+        z, one, two = seen
         contrast = nt_xent(one, two, self.config.temperature, self.config.base_temperature)
         scales = (self.config.feature_scale, self.config.projection_scale)
         aligned = zip(PARTS, (z, self.projection()(z)), scales, strict=True)
@@ -137,8 +137,9 @@ class Tttpp(Following):
         """Return the distance of the moments of ``rows`` and of past ones from the source's, in units of chance."""
         assert self.source is not None  # noqa: S101 (required by the card of the method)
         known = {name: self.source.tensors[f"{part}_{name}"].to(rows) for name in ("mean", "cov", "coral", "gap")}
-        mean, cov = mean_and_covariance(self._with_queue(part, rows))
-        size = max(self.config.queue, len(rows))
+        together = self._with_queue(part, rows)
+        mean, cov = mean_and_covariance(together)
+        size = len(together) if self.config.chance == "rows" else max(self.config.queue, len(rows))
         covariances = coral(known["cov"], cov) / (known["coral"] / size)
         means = mean_gap(known["mean"], mean) / (known["gap"] / size)
         return covariances + self.config.mean_weight * means

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from offsupport.functional.sparsity import effective_rank, product_singular_values
+from offsupport.nn.factored import convolve, gains
 
 Gates = Literal["normal", "ones", "none"]
 """How gates start: as published, ~ N(0, 1); all open; or there are none."""
@@ -75,6 +76,18 @@ class Updated:
         """The weight in use."""
         layer: Any = self
         return self.low_rank.added_to(layer._parameters["weight"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layer; where its own weight is frozen, by gradients of the update alone if that is quicker."""
+        layer, low_rank = cast("Any", self), self.low_rank
+        own = layer._parameters["weight"]
+        alone = torch.is_grad_enabled() and low_rank.up.requires_grad and not own.requires_grad
+        if alone and x.dim() == own.dim() and gains(layer, _plain(type(self)), low_rank.rank):
+            with torch.no_grad():
+                weight = low_rank.added_to(own)
+            return convolve(x, layer, weight, low_rank.columns, low_rank.down)
+        out: Tensor = super().forward(x)  # type: ignore[misc]
+        return out
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]

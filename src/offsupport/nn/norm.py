@@ -35,13 +35,14 @@ class StatisticsPolicy:
     """Means and variances of all layers side by side, (2, channels); None where nothing is followed."""
 
     @contextlib.contextmanager
-    def using(self, statistics: Statistics) -> Iterator[None]:
-        """Normalise by ``statistics`` inside the block."""
-        before, self.statistics = self.statistics, statistics
+    def using(self, statistics: Statistics, prior: float | None = None) -> Iterator[None]:
+        """Normalise by ``statistics`` inside the block, and where given, by another ``prior``."""
+        before = self.statistics, self.prior
+        self.statistics, self.prior = statistics, self.prior if prior is None else prior
         try:
             yield
         finally:
-            self.statistics = before
+            self.statistics, self.prior = before
 
     def follow(self, model: nn.Module, momentum: float = 0.1) -> Tensor:
         """Start to follow the layers of ``model`` from their own statistics; return these, (2, channels)."""
@@ -155,6 +156,27 @@ def adopt_batch_norm(model: nn.Module) -> StatisticsPolicy:
 def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the name and module of every normalisation layer, in the order of definition."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, NORM_TYPES))
+
+
+@contextlib.contextmanager
+def capture_means(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the mean input of every normalisation layer inside the block, per image and channel, (N, C) each.
+
+    Channels come second, but last where a layer normalises the last dimension alone, as over tokens (N, tokens, C).
+    """
+    means: list[Tensor] = []
+
+    def keep(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        last = isinstance(layer, (nn.LayerNorm, nn.RMSNorm)) and len(layer.normalized_shape) == 1
+        x = inputs[0].movedim(-1, 1) if last else inputs[0]
+        means.append(x.flatten(2).mean(2) if x.dim() > 2 else x)
+
+    handles = [layer.register_forward_pre_hook(keep) for _, layer in norm_layers(model)]
+    try:
+        yield means
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def affine_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -36,8 +36,8 @@ class Row:
 
     method: str
     column: str
-    metric: Literal["accuracy", "error", "mse"]
-    unit: Literal["fraction", "percent"]
+    metric: Literal["accuracy", "error", "mse", "log-likelihood"]
+    unit: Literal["fraction", "percent", "squared units", "nats"]
     value: float
     low: float
     high: float
@@ -111,24 +111,30 @@ def row_values(row: Row) -> dict[str, Any]:
     return {name: value for name, value in asdict(row).items() if name != "deviation" or value is not None}
 
 
-def below(claim: str, difference: Estimate, quantity: str, *, percent: bool = True) -> Claim:
+def below(
+    claim: str,
+    difference: Estimate,
+    quantity: str,
+    *,
+    unit: Literal["percentage points", "squared units", "nats"] = "percentage points",
+) -> Claim:
     """Judge a claim that some difference of errors is negative: decided only when its interval excludes zero.
 
     Args:
         claim: The sentence.
         difference: What was measured.
         quantity: What was subtracted from what.
-        percent: Whether errors are fractions, to be shown as percentage points; else they are shown as they are.
+        unit: What it is shown in; fractions are shown as percentage points, everything else as it is.
     """
     verdict: Verdict = "undecided"
     if difference.n >= ENOUGH and difference.high < 0:
         verdict = "holds"
     elif difference.n >= ENOUGH and difference.low > 0:
         verdict = "does-not-hold"
-    scale = 100 if percent else 1
+    scale = 100 if unit == "percentage points" else 1
     evidence = {
         "quantity": quantity,
-        "unit": "percentage points" if percent else "squared units",
+        "unit": unit,
         "value": scale * difference.value,
         "low": scale * difference.low,
         "high": scale * difference.high,

@@ -52,7 +52,7 @@ SCALES = {
         together=True,
     ),
     "small": Scale(
-        "CIFAR-10-C, 34 random images per corruption for each of three seeds, 10 steps, 32 masks; the zoo's autoencoder",
+        "CIFAR-10-C, 34 random images per corruption for each of three seeds, 10 steps, 32 masks; the zoo's network",
         "cifar10-c",
         {
             "probe": "zoo:cifar10-mae-tiny",

@@ -1,19 +1,18 @@
-"""Rows and claims of the synthetic tables: one target per run, runs paired over methods."""
+"""Cells, rows and claims of the synthetic tables: one or more targets per run, runs paired over methods."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
-
-import numpy as np
+from typing import Any, Literal
 
 from offsupport.bench.cell import Cell
 from offsupport.bench.latent_cell import LatentConfig
-from offsupport.bench.stats import Estimate, Floats, difference_estimate, mean_estimate
+from offsupport.bench.stats import Estimate
 from offsupport.bench.store import Record
 from offsupport.core.errors import ConfigError, nearest
-from offsupport.functional import wilson
 from offsupport.latent.process import Process
+from offsupport.latent.score import KL, TRANSDUCTIVE
+from offsupport.paper.columns import Config, Metric, Names, difference, estimate, metric_of, outcomes, shifted
 from offsupport.paper.declare import Claim, Options, Row, below
 from offsupport.paper.errors import Printed
 
@@ -21,92 +20,159 @@ SUPPORT_RADIUS = Process().radius
 """Where the source support of s ends, and with it, as c is continuous here, what Theorem 1 guarantees."""
 BLOCK = 25
 """Runs per cell: small enough to resume, large enough to be batched."""
-Outcomes = Mapping[str, Mapping[str, Mapping[int, float]]]
-"""By method, column and seed."""
+TRANSDUCTIVE_BLOCK = 50
+"""The same for the methods that fit anew for every distance: their steps are small, so larger batches pay."""
+TARGETS = 10
+"""Targets per run of the methods whose fit does not depend on the target; the others fit anew for their only one."""
+
+
+PLAIN = Names()
+
+
+def _row_with_options(config: Config) -> str:
+    usual = KL.get((config["method"], config["task"], config["shift"]))
+    options = {name: value for name, value in config["options"].items() if (name, value) != ("kl", usual)}
+    return ", ".join([config["method"], *_settings(options)])
+
+
+def _group_with_changes(config: Config) -> str:
+    process = [] if config["process"] == "table" else [f"process={config['process']}"]
+    return ", ".join([config["shift"], *process, *_settings(config["changes"])])
+
+
+def _settings(values: Config) -> list[str]:
+    words = {name: f"{value:g}" if isinstance(value, float) else value for name, value in sorted(values.items())}
+    return [f"{name}={word}" for name, word in words.items()]  # 9.0 is 9, as in a stored cell
+
+
+WITH_CHANGES = Names(_row_with_options, _group_with_changes)
+"""Rows say which options, columns which process differs from Table 1."""
 
 
 def blocks(
-    methods: Sequence[str], columns: Mapping[str, Sequence[float]], task: str, runs: int, options: Options
+    methods: Sequence[str],
+    columns: Mapping[str, Sequence[float]],
+    task: Literal["classification", "regression"],
+    runs: int,
+    asked: Options,
+    **settings: Any,
 ) -> list[Cell]:
-    """Return the cells of a synthetic table: methods x kinds of shift x blocks of runs with seeds 0, 1, ..."""
-    runs = options.runs or runs
-    for method in options.methods or ():
+    """Return the cells of a synthetic table: methods x kinds of shift x blocks of runs with seeds 0, 1, ...
+
+    Args:
+        methods: The rows.
+        columns: Distances by kind of shift.
+        task: What is predicted.
+        runs: How many, unless the user says otherwise.
+        asked: What the user may change.
+        **settings: Fields of :class:`LatentConfig` that hold for all cells.
+    """
+    for method in asked.methods or ():
         if method not in methods:
             raise ConfigError(f"This table has no method {method!r}.", nearest(method, methods))
+    return [
+        cell
+        for method in asked.methods or methods
+        for shift, distances in columns.items()
+        for cell in method_blocks(method, shift, distances, asked.runs or runs, task=task, **settings)
+    ]
+
+
+def method_blocks(method: str, shift: str, distances: Sequence[float], runs: int, **settings: Any) -> list[Cell]:
+    """Return the cells of one method under one kind of shift."""
+    fits_targets = method in TRANSDUCTIVE
+    block = TRANSDUCTIVE_BLOCK if fits_targets else BLOCK
+    defaults: dict[str, Any] = {"targets": 1 if fits_targets else TARGETS}
+    if fits_targets:  # spelt out, so that the cell says all its result depends on
+        defaults["options"] = {"kl": KL[method, settings["task"], shift]}
     return [
         LatentConfig(
             method=method,
             shift=shift,  # type: ignore[arg-type]  # checked when the cell is prepared
             distances=list(distances),
-            task=task,  # type: ignore[arg-type]
             first=first,
-            runs=min(BLOCK, runs - first),
+            runs=min(block, runs - first),
+            **{**defaults, **settings},
         ).cell()
-        for first in range(0, runs, BLOCK)
-        for shift, distances in columns.items()
-        for method in options.methods or methods
+        for first in range(0, runs, block)
     ]
 
 
-def outcomes(records: Sequence[Record]) -> Outcomes:
-    """Return what every run of every method gave: correctness, or squared error."""
-    table: dict[str, dict[str, dict[int, float]]] = {}
-    for record in records:
-        config = record.cell.config
-        seeds = range(config["first"], config["first"] + config["runs"])
-        for at, distance in enumerate(config["distances"]):
-            column = table.setdefault(config["method"], {}).setdefault(f"{config['shift']}-{distance:g}", {})
-            column.update({seed: row[at] for seed, row in zip(seeds, record.deterministic["outcome"], strict=True)})
-    return table
+def synthetic_rows(records: Sequence[Record], printed: Printed, names: Names = PLAIN) -> list[Row]:
+    """Return the accuracy or mean squared error of every column.
 
-
-def synthetic_rows(records: Sequence[Record], printed: Printed) -> list[Row]:
-    """Return the accuracy (Wilson interval) or the mean squared error (bootstrap over runs) of every column."""
-    metric: Literal["accuracy", "mse"] = records[0].deterministic["metric"] if records else "accuracy"
+    Intervals are Wilson's for accuracies of one target per run, else from a bootstrap over runs.
+    """
+    metric = metric_of(records)
     rows = []
-    for method, columns in outcomes(records).items():
-        for column, runs in columns.items():
-            found = _accuracy(runs) if metric == "accuracy" else mean_estimate(_column(runs, sorted(runs)))
+    for row, columns in outcomes(records, names).items():
+        for name, column in columns.items():
+            found = estimate(column, metric)
             rows.append(
                 Row(
-                    method=method,
-                    column=column,
+                    method=row,
+                    column=name,
                     metric=metric,
-                    unit="fraction",
+                    unit="fraction" if metric == "accuracy" else "squared units",
                     value=found.value,
                     low=found.low,
                     high=found.high,
-                    n=found.n,
-                    paper=printed.get((method, column)),
+                    n=len(column.mean) * column.targets,
+                    paper=printed.get((row, name)),
                 )
             )
     return rows
 
 
-def below_by_column(records: Sequence[Record], pairs: Sequence[tuple[str, str, str]]) -> list[Claim]:
-    """Check for each (a, b, shift), in every column of that shift, that a errs less than b on the same runs."""
-    table = outcomes(records)
-    accuracy = bool(records) and records[0].deterministic["metric"] == "accuracy"
+def below_by_column(
+    records: Sequence[Record], pairs: Sequence[tuple[str, str, str]], margin: float = 0.0, names: Names = PLAIN
+) -> list[Claim]:
+    """Check for each (a, b, group), in every column of that group, that a errs less than b on the same runs.
+
+    Args:
+        records: The results.
+        pairs: Which rows in which group of columns.
+        margin: How much more than b a may err, as a fraction or in squared units.
+        names: How the table names its rows and columns.
+    """
+    table, metric = outcomes(records, names), metric_of(records)
     claims = []
-    for better, worse, shift in pairs:
+    for better, worse, group in pairs:
         shared = [name for name in table.get(better, {}) if name in table.get(worse, {})]
-        for column in (name for name in shared if name.startswith(f"{shift}-")):
-            ours, theirs = table[better][column], table[worse][column]
-            seeds = sorted(ours.keys() & theirs.keys())
-            a, b = _column(ours, seeds), _column(theirs, seeds)
-            difference = difference_estimate(1 - a, 1 - b) if accuracy else difference_estimate(a, b)
-            what = "error" if accuracy else "squared error"
-            sentence = f"{better} has a lower {what} than {worse} at {column}"
-            quantity = f"{what}({better}) - {what}({worse})"
-            claims.append(below(sentence, difference, quantity, percent=accuracy))
+        for column in (name for name in shared if name.startswith(f"{group}-")):
+            found = difference(table[better][column], table[worse][column], metric)
+            what, over = _words(metric), f", or at most {margin:g} more," if margin else ""
+            sentence = f"{better} has a lower {what}{over} than {worse} at {column}"
+            quantity = f"{what}({better}) - {what}({worse})" + (f" - {margin:g}" if margin else "")
+            claims.append(below(sentence, shifted(found, margin), quantity, unit=_unit(metric)))
     return claims
 
 
-def _column(runs: Mapping[int, float], seeds: Sequence[int]) -> Floats:
-    return np.array([[runs[seed]] for seed in seeds], dtype=np.float64)
+def bounded(records: Sequence[Record], method: str, bounds: Mapping[str, float]) -> list[Claim]:
+    """Check that the error of a method is below a bound.
+
+    Args:
+        records: The results.
+        method: Whose.
+        bounds: Largest share of errors, or mean squared error, by column.
+    """
+    columns, metric = outcomes(records, PLAIN).get(method, {}), metric_of(records)
+    claims = []
+    for name in (name for name in bounds if name in columns):
+        found = estimate(columns[name], metric)
+        if metric == "accuracy":
+            found = Estimate(1 - found.value, 1 - found.high, 1 - found.low, found.n)
+            sentence = f"{method} is right at least {1 - bounds[name]:.3g} of the time at {name}"
+        else:
+            sentence = f"{method} has a mean squared error of at most {bounds[name]:g} at {name}"
+        quantity = f"{_words(metric)}({method}) - {bounds[name]:.3g}"
+        claims.append(below(sentence, shifted(found, bounds[name]), quantity, unit=_unit(metric)))
+    return claims
 
 
-def _accuracy(runs: Mapping[int, float]) -> Estimate:
-    right = round(sum(runs.values()))
-    low, high = wilson(right, len(runs))
-    return Estimate(right / len(runs), low, high, len(runs))
+def _words(metric: Metric) -> str:
+    return "error" if metric == "accuracy" else "squared error"
+
+
+def _unit(metric: Metric) -> Literal["percentage points", "squared units"]:
+    return "percentage points" if metric == "accuracy" else "squared units"

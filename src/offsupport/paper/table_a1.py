@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from offsupport.bench.cell import Cell
-from offsupport.paper.declare import TABLES, Options, Table
-from offsupport.paper.synthetic import below_by_column, blocks, synthetic_rows
+from offsupport.bench.store import Record
+from offsupport.paper.declare import TABLES, Claim, Options, Table
+from offsupport.paper.synthetic import below_by_column, blocks, bounded, synthetic_rows
 from offsupport.paper.table1 import RUNS
 
-METHODS = ("only-source", "vae", "trimmed-nn", "extrapolator", "given-c", "constant")
+METHODS = ("only-source", "vae", "trimmed-nn", "extrapolator", "extrapolator-inferred", "given-c", "constant")
 COLUMNS = {"dense": (18.0, 24.0, 30.0), "sparse": (18.0, 24.0, 30.0)}
 _PRINTED = {
     "only-source": (11.64, 2.44, 3.26, 1.84, 3.32, 5.84),
@@ -21,11 +24,18 @@ CLAIMS = [
     for better, worse in (("vae", "only-source"), ("vae", "constant"), ("extrapolator", "only-source"))
     for shift in COLUMNS
 ] + [("extrapolator", "trimmed-nn", "sparse")]
+BOUNDS = {f"sparse-{distance:g}": 0.30 for distance in COLUMNS["sparse"]}
+"""What the extrapolator is meant to reach: largest mean squared errors."""
 
 
 def grid(scale: str, options: Options) -> list[Cell]:
     """Return the cells; nothing but the package is needed at any scale."""
     return blocks(METHODS, COLUMNS, "regression", RUNS[scale], options)
+
+
+def claims(records: Sequence[Record]) -> list[Claim]:
+    """Check what the paper says of its method and what ours is meant to reach."""
+    return [*below_by_column(records, CLAIMS), *bounded(records, "extrapolator", BOUNDS)]
 
 
 TABLES.register("tableA1")(
@@ -36,6 +46,6 @@ TABLES.register("tableA1")(
         options=frozenset({"methods", "runs"}),
         grid=grid,
         rows=lambda records: synthetic_rows(records, PRINTED),
-        claims=lambda records: below_by_column(records, CLAIMS),
+        claims=claims,
     )
 )

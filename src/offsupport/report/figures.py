@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -145,7 +146,7 @@ def traces(
 
 
 def curves(
-    series: Mapping[str, Mapping[float, Interval]], label: str, x_label: str, mark: tuple[float, str] | None = None
+    series: Mapping[str, Mapping[float, Interval]], label: str, x_label: str, marks: Mapping[str, float] | None = None
 ) -> str:
     """Draw values with their intervals against a number, one curve per series.
 
@@ -153,7 +154,7 @@ def curves(
         series: Per series and position: value, low, high.
         label: What the values are.
         x_label: What the positions are.
-        mark: A position to draw a line at, and what it is.
+        marks: Positions to draw a line at, by what they are.
     """
     with canvas(_WIDTH, 3.6) as (figure, axes):
         for i, (name, points) in enumerate(series.items()):
@@ -161,8 +162,8 @@ def curves(
             value, low, high = np.array([points[at] for at in x], dtype=float).T
             axes.plot(x, value, label=_short(name), markersize=5, linewidth=1.6, **style(i))
             axes.fill_between(x, low, high, color=style(i)["color"], alpha=0.12, linewidth=0)
-        if mark is not None:
-            axes.axvline(mark[0], color=_INK, alpha=0.5, linestyle=":", label=mark[1])
+        for (name, at), dashes in zip((marks or {}).items(), itertools.cycle((":", "--", "-."))):
+            axes.axvline(at, color=_INK, alpha=0.5, linestyle=dashes, label=name)
         axes.grid(axis="y")
         axes.set_xlabel(x_label)
         axes.set_ylabel(label)

@@ -9,13 +9,14 @@ from typing import Any
 from offsupport.bench.results import mixed_weights
 from offsupport.bench.runs import Status
 from offsupport.bench.store import Record
+from offsupport.paper.columns import median_radii
 from offsupport.paper.synthetic import SUPPORT_RADIUS
 from offsupport.report import figures
 from offsupport.report.page import Badge, Figure, Page, Section, Table
 
 VERDICTS = {"holds": Badge("holds", "good"), "does-not-hold": Badge("does not hold", "bad")}
 Rows = Sequence[Mapping[str, Any]]
-_AT_DISTANCE = re.compile(r"(dense|sparse)-[\d.]+").fullmatch
+_AT_DISTANCE = re.compile(r"(dense|sparse)[^/]*-[\d.]+").fullmatch
 _PAIRED = (
     "Intervals are 95 %, from a bootstrap over images (over runs, for synthetic data) that pairs the two methods. "
     "A claim is decided only where its interval excludes zero."
@@ -85,7 +86,7 @@ def _result(rows: Rows, records: Sequence[Record]) -> list[Section]:
         tables.append(_pivot(methods, columns, cells, unit))
     elif all(map(_AT_DISTANCE, columns)):
         overview = [_pivot(methods, columns, cells, unit)]
-        drawings = _by_distance(rows)
+        drawings = _by_distance(rows, records)
         return [
             Section("What was measured", tables=overview, figures=drawings),
             Section("With intervals", tables=tables),
@@ -96,21 +97,38 @@ def _result(rows: Rows, records: Sequence[Record]) -> list[Section]:
     return [Section("What was measured", tables=tables, figures=drawings)]
 
 
-def _by_distance(rows: Rows) -> list[Figure]:
-    """One drawing per kind of shift: the measured value against the distance of the target."""
+def _by_distance(rows: Rows, records: Sequence[Record]) -> list[Figure]:
+    """One drawing per group of columns: the measured value against the distance of the target."""
     drawings: dict[str, dict[str, dict[float, figures.Interval]]] = {}
     for row in rows:
-        shift, _, distance = row["column"].partition("-")
-        drawings.setdefault(shift, {}).setdefault(row["method"], {})[float(distance)] = _interval(row)
-    label = f"{rows[0]['metric']}"
-    mark = (SUPPORT_RADIUS, "edge of the support")
+        group, _, distance = row["column"].rpartition("-")
+        drawings.setdefault(group, {}).setdefault(row["method"], {})[float(distance)] = _interval(row)
+    label, radii = str(rows[0]["metric"]), median_radii(records)
     return [
         Figure(
-            figures.curves(series, label, "distance of s from the origin", mark),
-            f"{shift} shifts with 95 % intervals.",
+            figures.curves(series, label, "distance of s from the origin", _marks(group, radii.get(group, {}))),
+            f"{group} shifts with 95 % intervals.{_about(radii.get(group, {}))}",
         )
-        for shift, series in drawings.items()
+        for group, series in drawings.items()
     ]
+
+
+def _marks(group: str, radii: Mapping[str, float]) -> dict[str, float]:
+    """Where the support ends and, beyond it, how far Theorem 1 reaches in the most generous way to compute it."""
+    changed = re.search(r"radius=([\d.]+)", group)
+    edge = float(changed.group(1)) if changed else SUPPORT_RADIUS
+    reach = {"Theorem 1 radius": edge + max(radii.values())} if radii else {}
+    return {"edge of the support": edge, **reach}
+
+
+def _about(radii: Mapping[str, float]) -> str:
+    if not radii:
+        return ""
+    ways = ", ".join(f"{value:.2f} {way}" for way, value in radii.items())
+    return (
+        f" Theorem 1 allows a distance from the support of {ways}: medians over runs, granting that C is the target's "
+        "c and the mean of the other class; the largest is drawn. As c is continuous, the guarantee ends at the edge."
+    )
 
 
 def _headline(rows: Rows, unit: str) -> Table:

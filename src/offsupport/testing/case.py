@@ -55,7 +55,13 @@ class Case:
     @property
     def steps(self) -> bool:
         """Whether the method changes parameters at all."""
-        return bool(METHODS[self.method].config_class.__dataclass_fields__.get("lr"))
+        return "lr" in METHODS[self.method].config_class.__dataclass_fields__
+
+    @property
+    def still(self) -> dict[str, float]:
+        """Hyper-parameters under which the method steps nowhere and a teacher follows nobody."""
+        known = METHODS[self.method].config_class.__dataclass_fields__
+        return {name: value for name, value in (("lr", 0.0), ("decay", 1.0)) if name in known}
 
 
 def stream(count: int, size: int = 24, seed: int = 0) -> list[Tensor]:

@@ -103,7 +103,7 @@ def _promise_undone(case: Case, adapter: Adapter, before: Snapshot, x: Tensor, l
     promise(not changed_weights(before, adapter.snapshot()), "A step that went wrong is not undone.")
     if logits is not None:
         model = Faulty(case.network()) if isinstance(adapter.model, Faulty) else case.network()
-        twin = case.wrap(model, **({"lr": 0.0} if case.steps else {}))
+        twin = case.wrap(model, **case.still)
         twin.restore(before)
         (expected,) = run(twin, [x])
         promise(same_bits(logits, expected), "After an undone step the prediction is not that of the old weights.")

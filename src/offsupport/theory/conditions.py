@@ -173,7 +173,9 @@ def _informative(subject: Subject, m: Measures) -> Condition:
     )
     if m.constants is not None and m.constants.lower_exclusive > 0:
         return Condition(name, "holds", f"that ratio is at least {m.constants.lower_exclusive:.2g} everywhere; {found}")
-    return Condition(name, "unknown", found)
+    shrinks = int(m.influence.exclusive.sum(-1).max()) > subject.d_c
+    caveat = "; no bound excludes latents at which the gradient of such a dimension vanishes" if shrinks else ""
+    return Condition(name, "unknown", found + caveat)
 
 
 def _sparse(subject: Subject, m: Measures) -> Condition:

@@ -6,11 +6,13 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
 from offsupport.core.errors import InputError
-from offsupport.latent.draws import Draws
+from offsupport.latent.draws import Draws, draw
 from offsupport.latent.extrapolator import Extrapolator
+from offsupport.latent.process import Process
 from offsupport.theory.conditions import Verdict, theorem1, theorem2
 from offsupport.theory.extrapolated import source_of, view
 from offsupport.theory.measure import Measures, measure
@@ -136,42 +138,51 @@ class Diagnosis:
 
 
 def diagnose(
-    process_or_estimator: Draws | Fitted,
+    process_or_estimator: Process | Draws | Fitted,
     x_tgt: Any = None,
     *,
     X: Any = None,
     y: Any = None,
     run: int = 0,
+    distance: float | None = None,
     points: int = 1024,
     seed: int = 0,
 ) -> Diagnosis:
     """Say whether a target is recoverable, with all numbers the two theorems ask for.
 
     Args:
-        process_or_estimator: Runs of a known process (from `offsupport.latent.draws.draw`), or a fitted estimator.
+        process_or_estimator: A known process, runs of one (from `offsupport.latent.draws.draw`), or a fitted estimator.
         x_tgt: (d_x,) one target; for a process one of its own (default: its first).
         X: Estimators only: (n, d_x) source samples; an `Extrapolator` remembers its own.
         y: Estimators only: (n,) labels or numbers.
-        run: Processes only: which run.
+        run: Processes only: which run of the draws; of a bare process, the seed of the run.
+        distance: Bare processes only: distance of the target's s from the origin; None: twice the support's radius.
         points: Latents at which Jacobians are taken.
         seed: Of samples and searches; the same seed gives the same diagnosis.
     """
-    if isinstance(process_or_estimator, Draws):
+    if isinstance(process_or_estimator, Process):
+        distance = 2 * process_or_estimator.radius if distance is None else distance
+        drawn = draw(process_or_estimator, [run], [distance], dtype=torch.float64)
+        subject = from_draws(drawn, x_tgt)
+    elif isinstance(process_or_estimator, Draws):
         subject = from_draws(process_or_estimator, x_tgt, run)
     elif isinstance(process_or_estimator, Fitted):
-        if isinstance(process_or_estimator, Extrapolator) and x_tgt is not None:
-            X, y = source_of(process_or_estimator) if X is None else (X, y)
-            process_or_estimator = view(process_or_estimator, x_tgt)
-        if x_tgt is None or X is None or y is None:
-            raise InputError("An estimator is diagnosed with a target and its source.", "Pass x_tgt, X= and y=.")
-        subject = from_estimator(process_or_estimator, x_tgt, X, y)
+        subject = _fitted(process_or_estimator, x_tgt, X, y)
     else:
         kind = type(process_or_estimator).__name__
         raise InputError(
-            f"Cannot diagnose a {kind}.", "Pass draw(process, [seed], [distance]) or a fitted estimator with latents()."
+            f"Cannot diagnose a {kind}.", "Pass a Process, draw(process, [seed], [distance]) or a fitted estimator."
         )
-    m = measure(subject, points, seed)
-    return _report(subject, m)
+    return _report(subject, measure(subject, points, seed))
+
+
+def _fitted(estimator: Fitted, x_tgt: Any, X: Any, y: Any) -> Subject:
+    if isinstance(estimator, Extrapolator) and x_tgt is not None:
+        X, y = source_of(estimator) if X is None else (X, y)
+        estimator = view(estimator, x_tgt)
+    if x_tgt is None or X is None or y is None:
+        raise InputError("An estimator is diagnosed with a target and its source.", "Pass x_tgt, X= and y=.")
+    return from_estimator(estimator, x_tgt, X, y)
 
 
 def _report(subject: Subject, m: Measures) -> Diagnosis:

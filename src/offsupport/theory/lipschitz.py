@@ -26,8 +26,8 @@ class Bounds:
         upper: |g(z1) - g(z2)| <= upper |z1 - z2|; an upper bound of J_u. Infinite if g jumps.
         upper_s: The same for z1, z2 that share c; an upper bound of J_u^s, the norm of the s-block.
         lower: |g(z1) - g(z2)| >= lower |z1 - z2|; positive means g is invertible with a Lipschitz inverse.
-        lower_exclusive: |x_I(c1) - x_I(c2)| >= lower_exclusive |c1 - c2| on the dimensions I that only c moves; zero if
-            there are none.
+        lower_exclusive: |x_I(c1) - x_I(c2)| >= lower_exclusive |c1 - c2| on the dimensions I(z) that only c moves; zero
+            if there are none, or if the gradient of such a dimension may vanish at some z, where it leaves I(z).
     """
 
     upper: float
@@ -106,10 +106,12 @@ def _sparse(g: SparseGenerator, d_c: int) -> Bounds:
     M[d_h:, : g.d_s] = torch.eye(g.d_s, dtype=torch.float64)
     sigma = torch.linalg.svdvals(M)
     upper, lower = mlp_bounds(g.mlp)
+    # Rows of an invertible square Jacobian never vanish; those of a tall one may, and I(z) would shrink there.
+    lower_exclusive = lower if d_h == g.d_c else 0.0
     upper_s = 1.0
     if d_c < g.d_c:
         upper_s = float(sigma[0]) * max(mlp_bounds(g.mlp, slice(d_c, None))[0], 1.0)
-    return Bounds(float(sigma[0]) * max(upper, 1.0), upper_s, float(sigma[-1]) * min(lower, 1.0), lower)
+    return Bounds(float(sigma[0]) * max(upper, 1.0), upper_s, float(sigma[-1]) * min(lower, 1.0), lower_exclusive)
 
 
 def _norm(W: Tensor) -> float:

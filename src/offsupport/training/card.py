@@ -42,7 +42,12 @@ def write_model(name: str, recipe: Recipe, run: Run, train: Dataset, test: Datas
         "command": f"offsupport train {name} --data DATA --out OUT --seed {seed}",
         "threads": torch.get_num_threads(),
         "processes": run.team.size,
-        "data": {"train_sha256": train.sha256, "test_sha256": test.sha256, "held_out": recipe.held_out},
+        "data": {
+            "train_sha256": train.sha256,
+            "test_sha256": test.sha256,
+            "held_out": recipe.held_out,
+            "trained_on": len(train) - recipe.held_out,
+        },
         "test": _measured(run, test) if run.objective.classifies else None,
         "held_out_accuracy": run.log[-1].get("held_out_accuracy"),
         "epochs": run.epoch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -74,7 +75,12 @@ def _optimizer(recipe: Recipe, objective: Objective) -> torch.optim.Optimizer:
 
 
 def epochs(
-    recipe: Recipe, run: Run, train: Examples, held_out: Examples, advance: Callable[..., None] = lambda *_: None
+    recipe: Recipe,
+    run: Run,
+    train: Examples,
+    held_out: Examples,
+    target: float = math.inf,
+    advance: Callable[..., None] = lambda *_: None,
 ) -> Iterator[dict[str, Any]]:
     """Train epoch by epoch, and yield the line of the log after each; what happens in between is the caller's.
 
@@ -83,11 +89,12 @@ def epochs(
         run: Where the run stands; changed in place.
         train: What is trained on.
         held_out: What accuracy is measured on; may be empty.
+        target: Held-out accuracy that is enough.
         advance: Called after each epoch, with 1 and a few words.
     """
     call = run.team.wrap(run.objective)
     train = run.objective.prepare(train)
-    while run.epoch < recipe.epochs and not _reached(recipe, run.log):
+    while run.epoch < recipe.epochs and _held_out_accuracy(run.log) < target:
         started = time.monotonic()
         line = {"epoch": run.epoch + 1, **_epoch(recipe, run, call, train)}
         if len(held_out) and run.objective.classifies:
@@ -100,8 +107,8 @@ def epochs(
         yield line
 
 
-def _reached(recipe: Recipe, log: Log) -> bool:
-    return bool(log) and recipe.stop_at is not None and log[-1]["held_out_accuracy"] >= recipe.stop_at
+def _held_out_accuracy(log: Log) -> float:
+    return float(log[-1].get("held_out_accuracy", -math.inf)) if log else -math.inf
 
 
 def _epoch(recipe: Recipe, run: Run, call: nn.Module, train: Examples) -> dict[str, Any]:

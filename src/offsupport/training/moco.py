@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offsupport.core.errors import ConfigError
 from offsupport.nn import WithProjection, projected
 from offsupport.nn.inspect import capture_input, find_head
 from offsupport.training.objectives import OBJECTIVES, Loss, Objective
@@ -23,7 +24,7 @@ class MocoOptions:
     """Settings of momentum contrast."""
 
     queue: int = 4096
-    """Past keys to tell the right one from; a multiple of the batch size."""
+    """Past keys to tell the right one from; at least a batch of them."""
     temperature: float = 0.1
     """What cosines are divided by."""
     decay: float = 0.99
@@ -77,6 +78,8 @@ class Moco(Objective):
     @torch.no_grad()
     def _enqueue(self, key: Tensor) -> None:
         """Let the newest keys take the places of the oldest."""
+        if len(key) > len(self.queue):
+            raise ConfigError(f"A queue of {len(self.queue)} cannot hold a batch of {len(key)}.", "Set a longer queue.")
         at = (self.position + torch.arange(len(key), device=key.device)) % len(self.queue)
         self.queue[at] = key
         self.position.copy_((self.position + len(key)) % len(self.queue))

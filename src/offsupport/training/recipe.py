@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import yaml
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError, FileError, nearest
 
+_EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")
 Views = Literal["none", "shift", "shift-flip", "crop-flip", "simclr"]
 
 
@@ -60,8 +62,8 @@ class Recipe:
     """Begin with images of this side and let them grow to their own during the first 60 % of the epochs."""
     channels_last: bool = True
     """Keep images and weights channels last, which is quicker on CPUs."""
-    stop_at: float | None = None
-    """End after the epoch that reaches this accuracy on the held-out images."""
+    stop_at: float | str | None = None
+    """End after the epoch that reaches this accuracy on the held-out images, or that of another recipe's result."""
 
     def settings(self) -> dict[str, Any]:
         """Return what differs from the defaults, except the words: two recipes with equal settings train alike."""
@@ -104,7 +106,7 @@ def make_recipe(values: Any, owner: str) -> Recipe:
     missing = [name for name in needed if name not in values]
     if missing:
         raise ConfigError(f"The {owner} does not say {', '.join(missing)}.", "Add them, one setting per line.")
-    recipe = build(Recipe, values, owner)
+    recipe = build(Recipe, {name: _number(value) for name, value in values.items()}, owner)
     positive = ("epochs", "epoch_images", "batch_size", "lr", "shift", "grow_from")
     for name in (*positive, "held_out", "momentum", "weight_decay"):
         value = getattr(recipe, name)
@@ -114,6 +116,11 @@ def make_recipe(values: Any, owner: str) -> Recipe:
     if recipe.stop_at is not None and not recipe.held_out:
         raise ConfigError(f"The {owner} stops at a held-out accuracy, and holds nothing out.", "Set held_out.")
     return recipe
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 takes 1e-3 for a word, because it has no point; people do not."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def _shipped() -> dict[str, Path]:

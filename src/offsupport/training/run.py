@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def train(
         team.wait()
         if run.epoch:
             advance(run.epoch, "done before")
-        for _ in epochs(recipe, run, *split(dataset, recipe.held_out), advance=advance):
+        target = _target(recipe, out)
+        for _ in epochs(recipe, run, *split(dataset, recipe.held_out), target, advance):
             if team.leads:
                 checkpoint.save(run, out, identity)
                 write_text(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in run.log))
@@ -93,20 +95,30 @@ def _started(recipe: Recipe, classes: int, seed: int, out: Path) -> Objective:
     """Return the objective at the beginning of a run, with the weights of the recipe it starts from."""
     objective = fresh_objective(recipe, classes, seed)
     if recipe.start is not None:
-        weights, _ = load_tensors(find_start(recipe.start, out))
+        weights, _ = load_tensors(find_result(recipe.start, out) / WEIGHTS)
         objective.start_from(weights)
     return objective
 
 
-def find_start(name: str, out: Path) -> Path:
-    """Return the weights of another recipe: from its run beside the folder ``out``, or from the zoo."""
-    places = [out.parent / name / WEIGHTS, zoo.folder(name) / WEIGHTS]
-    for path in places:
-        if path.is_file():
-            return path
+def _target(recipe: Recipe, out: Path) -> float:
+    """Return the held-out accuracy a run ends at."""
+    if not isinstance(recipe.stop_at, str):
+        return math.inf if recipe.stop_at is None else recipe.stop_at
+    accuracy = read_json(find_result(recipe.stop_at, out) / CARD)["held_out_accuracy"]
+    if accuracy is None:
+        raise ConfigError(f"{recipe.stop_at} has no held-out accuracy to stop at.", "Name a classifier's recipe.")
+    return float(accuracy)
+
+
+def find_result(name: str, out: Path) -> Path:
+    """Return the folder of another recipe's result: its run beside the folder ``out``, or else in the zoo."""
+    places = [out.parent / name, zoo.folder(name)]
+    for folder in places:
+        if (folder / CARD).is_file():
+            return folder
     raise DataMissingError(
-        f"This recipe starts from {name}, which is neither in the zoo nor at {places[0]}.",
-        f"Train it first: offsupport train {name} --out {out.parent / name}",
+        f"This recipe builds on {name}, which is neither in the zoo nor at {places[0]}.",
+        f"Train it first: offsupport train {name} --out {places[0]}",
     )
 
 

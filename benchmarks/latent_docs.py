@@ -1,0 +1,119 @@
+"""Write the tables of docs/extrapolate.md from the results stored under results/.
+
+    python benchmarks/latent_docs.py [--check]
+
+Each table stands between two comments that name it, ``<!-- table1 dense -->`` and ``<!-- /table1 dense -->``: a folder
+under results/ and a group of columns. --check changes nothing and fails if a table is not what the results say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "extrapolate.md"
+MARKED = re.compile(r"(<!-- (\S+) (.+?) -->\n)(.*?)(<!-- /\2 \3 -->)", re.DOTALL)
+GAINS = (("extrapolator", "only-source"), ("extrapolator", "trimmed-nn"))
+
+
+def write_tables(text: str, results: Path = ROOT / "results") -> str:
+    """Return a page whose marked tables are those of the results."""
+
+    def table(found: re.Match[str]) -> str:
+        before, name, group, _, after = found.groups()
+        return before + "".join(f"{line}\n" for line in lines(stored(results / name), group)) + after
+
+    return MARKED.sub(table, text)
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """Return rows and claims as ``offsupport report FOLDER --json`` printed them."""
+    found: dict[str, Any] = json.loads((folder / f"{folder.name}.json").read_text())
+    return found
+
+
+def lines(payload: dict[str, Any], group: str) -> list[str]:
+    """Return the lines of the table of one group of columns: methods downwards, distances to the right."""
+    rows = [row for row in payload["rows"] if row["column"].rpartition("-")[0] == group]
+    if not rows:
+        return _plain(payload, group)
+    columns = list(dict.fromkeys(row["column"] for row in rows))
+    heads = [f"{group}: {rows[0]['metric']}", *(column.rpartition("-")[2] for column in columns), "predictions"]
+    body = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        found = {row["column"]: row for row in rows if row["method"] == method}
+        counts = sorted({row["n"] for row in found.values()})
+        body.append(
+            [method, *(_number(found.get(column)) for column in columns), " to ".join(f"{n:,}" for n in counts)]
+        )
+        printed = {column: row["paper"] for column, row in found.items() if row["paper"] is not None}
+        if printed:
+            body.append([f"{method}, as printed", *(f"{printed[c]:.2f}" if c in printed else "" for c in columns), ""])
+    return _markdown(heads, [*body, *_gains(payload, columns)])
+
+
+def _gains(payload: dict[str, Any], columns: list[str]) -> list[list[str]]:
+    """How much less the extrapolator errs than others, paired by run and target."""
+    body = []
+    for ours, theirs in GAINS:
+        pattern = re.compile(rf"{ours} has a lower (squared )?error than {theirs} at (.+)")
+        found = {m.group(2): c for c in payload["claims"] if (m := pattern.fullmatch(c["claim"]))}
+        if any(column in found for column in columns):
+            gains = [_gain(found[column]) if column in found else "" for column in columns]
+            body.append([f"gain over {theirs}", *gains, ""])
+    return body
+
+
+def _gain(claim: dict[str, Any]) -> str:
+    evidence = claim["evidence"]
+    digits = 1 if evidence["unit"] == "percentage points" else 2
+    return f"{-evidence['value']:+.{digits}f} ({-evidence['high']:+.{digits}f} to {-evidence['low']:+.{digits}f})"
+
+
+def _plain(payload: dict[str, Any], group: str) -> list[str]:
+    """A table without distances, or the list of claims."""
+    if group == "claims":
+        body = [[c["verdict"].replace("-", " "), c["claim"], _evidence(c["evidence"])] for c in payload["claims"]]
+        return _markdown(["verdict", "claim", "measured"], body)
+    rows = [row for row in payload["rows"] if row["column"].startswith(f"{group}, ")]
+    columns = list(dict.fromkeys(row["column"] for row in rows))
+    cells = {(row["method"], row["column"]): row for row in rows}
+    body = [[m, *(_number(cells.get((m, c)), True) for c in columns)] for m in dict.fromkeys(r["method"] for r in rows)]
+    return _markdown([f"{group}: {rows[0]['metric']}", *(c.partition(", ")[2] for c in columns)], body)
+
+
+def _evidence(found: dict[str, Any]) -> str:
+    return f"{found['value']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f}) {found['unit']}"
+
+
+def _number(row: dict[str, Any] | None, interval: bool = False) -> str:
+    if row is None:
+        return ""
+    digits = 3 if row["metric"] == "accuracy" else 2
+    half = f" ({row['low']:.{digits}f} to {row['high']:.{digits}f})" if interval else ""
+    return f"{row['value']:.{digits}f}{half}"
+
+
+def _markdown(heads: list[str], body: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *body)]
+
+
+def main() -> int:
+    """Write or check the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    before = PAGE.read_text()
+    after = write_tables(before)
+    if parser.parse_args().check:
+        return int(before != after)
+    PAGE.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""MEMO: adapt to one image alone, until augmented copies of it are given the same, certain label."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from offsupport.augment import Policy, random_augment, weak_views
+from offsupport.functional import marginal_entropy
+from offsupport.methods import guard
+from offsupport.methods.config import MethodInfo, StepConfig, require
+from offsupport.methods.pixels import PixelAdapter
+from offsupport.methods.registry import register
+from offsupport.nn.norm import Statistics
+
+GROUP = 256
+"""So many copies are made at once, of several images where an image has fewer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoConfig(StepConfig):
+    """Hyper-parameters of MEMO."""
+
+    min_batch: int | None = None
+    """Smaller batches are predicted without a step; None is 1, as every image is its own batch."""
+    prior: float = 16.0
+    """Source statistics of batch norm count as this many images beside the one at hand."""
+    lr: float = 5e-3
+    """Step size."""
+    optimizer: Literal["adam", "sgd"] = "sgd"
+    """Update rule, without weight decay."""
+    copies: int = 32
+    """Augmented copies of an image."""
+    steps: int = 1
+    """Steps per image, each with its own copies."""
+    policy_length: int = 2
+    """Operations per augmentation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("copies", self.copies >= 1, "at least 1")
+        require("steps", self.steps >= 1, "at least 1")
+        require("policy_length", 1 <= self.policy_length <= 3, "1, 2 or 3")
+
+
+@register(
+    MethodInfo(
+        name="memo",
+        summary="Minimises, for each image alone, the entropy of its mean prediction over augmented copies.",
+        paper="Zhang et al. 2022",
+        adapts="every layer, anew for each image",
+        scored="after the step",
+        norm="none",
+        source="none",
+        single="made for it; batch norm: blended statistics",
+    ),
+    MemoConfig,
+)
+class Memo(PixelAdapter):
+    """One step per image from the source model; nothing is carried over, so an image's company does not matter."""
+
+    config: MemoConfig
+    statistics: ClassVar[Statistics] = "blend"
+    small_batch_with_norm: ClassVar[int] = 1
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "cifar10": {"lr": 5e-3, "optimizer": "sgd", "copies": 32, "prior": 16.0},
+        "cifar100": {"lr": 5e-3, "optimizer": "sgd", "copies": 32, "prior": 16.0},
+        "imagenet": {"lr": 2.5e-4, "optimizer": "sgd", "copies": 64, "prior": 16.0},
+    }
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return every parameter."""
+        return {name: p for name, p in self.model.named_parameters() if p.is_floating_point()}
+
+    @functools.cached_property
+    def augmentation(self) -> Policy:
+        """The operations that copies are made by."""
+        return Policy(self.config.policy_length, "full")
+
+    def step(self, x: Tensor) -> Tensor:
+        """Adapt to each image and predict it, one after the other, each from the source model."""
+        x, events = self.images(x), dict.fromkeys(guard.EVENTS, False)
+        logits = []
+        group = max(1, GROUP // (self.config.copies * self.config.steps))
+        for start in range(0, len(x), group):
+            images = x[start : start + group]
+            for image, copies in zip(images[:, None], self._copies(images), strict=True):
+                try:
+                    for each in copies:
+                        self.descend(self._loss(each))
+                except guard.StepRejected as rejected:
+                    events[rejected.event] = True
+                    self._return_to_source()
+                logits.append(self.network(image).detach())
+                self._return_to_source()
+        for event in (name for name, happened in events.items() if happened):
+            self.count(event)
+        return torch.cat(logits)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the logits of ``x`` without a step, each image with statistics of its own."""
+        return torch.cat([self.network(image) for image in self.images(x)[:, None]])
+
+    def _copies(self, x: Tensor) -> Tensor:
+        """Return augmented copies of each image, (N, steps, copies, C, H, W)."""
+        shape = (len(x), self.config.steps, self.config.copies)
+        views = torch.stack(weak_views(x, shape[1] * shape[2], self.generator), 1).flatten(0, 1)
+        return random_augment(views, self.augmentation, self.generator).view(*shape, *x.shape[1:])
+
+    def _loss(self, copies: Tensor) -> Tensor:
+        # Copies are one image: all of them together weigh as one beside the source.
+        with self.policy.using("blend", prior=self.config.prior * len(copies)):
+            return marginal_entropy(self.network(copies))
+
+    def _return_to_source(self) -> None:
+        memory, generator = self.memory.copy(), self.generator.get_state()
+        self.restore(dataclasses.replace(self._start, memory=memory, generator=generator))

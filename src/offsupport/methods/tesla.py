@@ -1,0 +1,206 @@
+"""TeSLA: a student learns from its slow teacher, on the views the teacher finds hardest."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from offsupport.augment import Policy, weak_views
+from offsupport.augment.policy import Rotation, adam
+from offsupport.functional import distillation_loss, entropy, mean_prediction, self_training_loss
+from offsupport.methods import guard, refine
+from offsupport.methods.config import MethodInfo, StepConfig, require
+from offsupport.methods.pixels import PixelAdapter
+from offsupport.methods.registry import register
+from offsupport.methods.teacher import Teacher
+from offsupport.nn.inspect import capture_input, device_and_dtype, encoder_parameters
+from offsupport.nn.norm import capture_means
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TeslaConfig(StepConfig):
+    """Hyper-parameters of TeSLA."""
+
+    min_batch: int | None = None
+    """Smaller batches are predicted without a step; None is 16 with any norm layers, as the marginal needs a batch."""
+    decay: float = 0.99
+    """How much of itself the teacher keeps at a step."""
+    views: int = 4
+    """Weak views beside the original, whose predictions the teacher averages."""
+    lambda_kl: float = 1.0
+    """Weight of the student's divergence from the teacher on the adversarial views."""
+    lambda_norm: float = 1.0
+    """Weight of the change of layer statistics in what selects sub-policies; magnitudes always weigh it 1."""
+    queue: int = 0
+    """Past samples per class that refine the teacher's predictions; 0 switches refinement off."""
+    neighbours: int = 1
+    """How many of them are averaged, the sample itself included."""
+    policy_length: int = 2
+    """Operations per augmentation."""
+    policy_lr: float = 0.1
+    """Step size of the augmentation policy."""
+    rotation: Rotation = "constant"
+    """Rotate by 30 degrees whatever the magnitude, as the published code, or by the ``full`` range."""
+    sampling: Literal["uniform", "learned"] = "uniform"
+    """Law of the sub-policies the policy learns from: ``uniform`` as published, or its own, which is unbiased."""
+    bn_momentum: float = 0.1
+    """How far the teacher's batch-norm statistics move towards those of each of its passes in a step."""
+    score_stats: Literal["batch", "running"] = "batch"
+    """Batch-norm statistics of the returned prediction: of the batch itself, or the teacher's running ones."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("decay", 0 <= self.decay <= 1, "in [0, 1]")
+        require("bn_momentum", 0 <= self.bn_momentum <= 1, "in [0, 1]")
+        require("views", self.views >= 0, "at least 0")
+        require("lambda_kl", self.lambda_kl >= 0, "at least 0")
+        require("lambda_norm", self.lambda_norm >= 0, "at least 0")
+        require("queue", self.queue >= 0, "at least 0")
+        require("neighbours", self.neighbours >= 1, "at least 1")
+        require("policy_length", 1 <= self.policy_length <= 3, "1, 2 or 3")
+        require("policy_lr", 0 <= self.policy_lr <= 10, "in [0, 10]")
+
+
+@register(
+    MethodInfo(
+        name="tesla",
+        summary="Follows its slow teacher's mean prediction over weak views, also on adversarial views.",
+        paper="Tomar et al. 2023",
+        adapts="every layer but the classifier",
+        scored="after the step, by the teacher",
+        norm="none",
+        source="none",
+        single="no step (the marginal needs a batch); batch norm: blended statistics",
+    ),
+    TeslaConfig,
+)
+class Tesla(PixelAdapter):
+    """One step per batch towards the teacher, which then follows; passes are in the published order."""
+
+    config: TeslaConfig
+    small_batch_without: ClassVar[int] = 16
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "cifar10": {"lr": 1e-3, "optimizer": "adam", "decay": 0.99},
+        "cifar100": {"lr": 1e-3, "optimizer": "adam", "decay": 0.99},
+        "imagenet": {"lr": 1e-3, "optimizer": "sgd", "decay": 0.9},
+    }
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return every parameter but those of the classifier and of a projection head."""
+        return encoder_parameters(self.model, self.head()[1])
+
+    def decays(self) -> dict[str, float]:
+        """Return how much of itself the teacher keeps at a step, by the name of each adapted parameter."""
+        return dict.fromkeys(self.parameters_adapted, self.config.decay)
+
+    def initial_memory(self) -> dict[str, Tensor]:
+        """Remember the teacher, the augmentation policy with its optimiser, and the queue."""
+        device, dtype = device_and_dtype(self.model)
+        logits = self.augmentation.logits().to(device, dtype)
+        policy = {
+            "policy": logits,
+            "policy_moments": logits.new_zeros(2, *logits.shape),
+            "policy_count": torch.zeros(()),
+        }
+        queue = {f"queue/{name}": torch.empty(0) for name in ("features", "log_q", "count")}
+        statistics = self.policy.follow(self.model, self.config.bn_momentum)
+        teacher = Teacher.of(self.parameters_adapted, statistics).remembered()
+        return super().initial_memory() | policy | queue | teacher
+
+    @functools.cached_property
+    def augmentation(self) -> Policy:
+        """The sub-policies that the adversarial augmentation chooses from."""
+        return Policy(self.config.policy_length, self.config.rotation)
+
+    def step(self, x: Tensor) -> Tensor:
+        """Harden the augmentation, ask the teacher, take a step, let the teacher follow and predict."""
+        x = self.images(x)
+        teacher = self.teacher()
+        views = [x, *weak_views(x, self.config.views, self.generator)]
+        x_b = views[int(torch.randint(len(views), (), generator=self.generator))]
+        with self.policy.using("ema"):
+            self._harden(x_b, teacher)
+            x_a = self._adversarial(x_b)
+            log_q = self._ask(views, teacher)
+        gradients = self.gradients(self.agreement(x_b, log_q))
+        on_hard = self.gradients(self.config.lambda_kl * distillation_loss(self.network(x_a), log_q))
+        self.apply_gradients([a + b for a, b in zip(gradients, on_hard, strict=True)])
+        teacher.follow(self.parameters_adapted, self.decays())
+        for name, tensor in teacher.remembered().items():
+            self.memory[name] = tensor
+        return self.predict(x)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the teacher's logits; small batches blend its running statistics with theirs."""
+        x, teacher = self.images(x), self.teacher()
+        running = self.config.score_stats == "running" and self.policy.statistics == "batch"
+        with self.policy.using("running" if running else self.policy.statistics):
+            return self.network(x, teacher.parameters)
+
+    def teacher(self) -> Teacher:
+        """Return the teacher as it is remembered; from here on the policy's running statistics are the teacher's."""
+        teacher = Teacher.recall(self.memory)
+        self.policy.running = teacher.statistics
+        return teacher
+
+    def agreement(self, x_b: Tensor, log_q: Tensor) -> Tensor:
+        """Return the loss of the student on ``x_b`` given the teacher's prediction."""
+        return self_training_loss(self.network(x_b), log_q)
+
+    def _harden(self, x: Tensor, teacher: Teacher) -> None:
+        """Take one step of the policy towards what the teacher is unsure of without its layers seeing other inputs."""
+        logits = self.memory["policy"].clone().requires_grad_()
+        with torch.no_grad(), capture_means(self.model) as clean:
+            self.network(x, teacher.parameters)
+        selection = logits[:, 0] if self.config.sampling == "learned" else None
+        draw = self.augmentation.draw(len(x), self.generator, selection)
+        rows = draw.rows.to(x.device)
+        x_aug = self.augmentation.apply(x, draw, logits[rows, 1:].sigmoid())
+        with capture_means(self.model) as means:
+            h = entropy(self.network(x_aug, teacher.parameters))
+        change = statistics_change(means, clean, h)
+        # Minimised by magnitudes through the images, by selection as a score function.
+        score = (self.config.lambda_norm * change - h).detach() * logits[:, 0].log_softmax(0)[rows]
+        loss = (change - h).mean() + score.mean()
+        guard.require_finite_loss(loss)
+        self.passes["backward"] += 1
+        (gradient,) = torch.autograd.grad(loss, logits)
+        if not guard.all_finite([gradient]):
+            raise guard.StepRejected("bad_grad")
+        moments, count = self.memory["policy_moments"], self.memory["policy_count"]
+        after = adam(logits.detach(), gradient, moments, count, self.config.policy_lr)
+        self.memory["policy"], self.memory["policy_moments"], self.memory["policy_count"] = after
+
+    @torch.no_grad()
+    def _adversarial(self, x: Tensor) -> Tensor:
+        """Augment by the learned policy."""
+        logits = self.memory["policy"]
+        draw = self.augmentation.draw(len(x), self.generator, logits[:, 0])
+        return self.augmentation.apply(x, draw, logits[draw.rows.to(x.device), 1:].sigmoid())
+
+    @torch.no_grad()
+    def _ask(self, views: list[Tensor], teacher: Teacher) -> Tensor:
+        """Return log of the teacher's mean prediction over the views, the original last; a queue refines it."""
+        with capture_input(self.head()[1]) as features:
+            log_q = mean_prediction([self.network(view, teacher.parameters) for view in reversed(views)])
+        if not self.config.queue:
+            return log_q
+        z = torch.stack(features).mean(0).flatten(1)
+        queue = {name: self.memory[f"queue/{name}"] for name in ("features", "log_q", "count")}
+        if not queue["features"].numel():
+            queue = refine.empty_queue(z, log_q, self.config.queue)
+        queue = refine.push(queue, z, log_q)
+        for name, tensor in queue.items():
+            self.memory[f"queue/{name}"] = tensor
+        return refine.refined(queue, z, self.config.neighbours)
+
+
+def statistics_change(means: list[Tensor], clean: list[Tensor], like: Tensor) -> Tensor:
+    """Return how far each image moved the mean inputs (N, C) of norm layers: squared, mean over channels and layers."""
+    gaps = [(a - b).square().mean(1) for a, b in zip(means, clean, strict=True) if len(a) == len(like)]
+    return torch.stack(gaps).mean(0) if gaps else torch.zeros_like(like)

@@ -1,0 +1,149 @@
+import importlib
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import offsupport
+from offsupport.core.checkpoints import save_tensors
+from offsupport.core.errors import ConfigError, FileError, ModelError
+from offsupport.nn import Normalized, WithProjection, build_network, load_model, projected
+
+NAME = "resnet18x0.0625"
+X = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = build_network(NAME, 7, "cifar10")
+    model.train()
+    model(X)  # running statistics that differ from the fresh ones
+    return model.eval()
+
+
+def supcon(weights, body="encoder.", classifier="fc.", projection="head."):
+    """The layout of published code: encoder, classifier and projection under names of their own."""
+    named = {}
+    for name, value in weights.items():
+        if name.startswith("projection."):
+            named[projection + name.removeprefix("projection.")] = value
+        elif name.startswith("fc."):
+            named[classifier + name.removeprefix("fc.")] = value
+        else:
+            named[body + name] = value
+    return named
+
+
+LAYOUTS = {
+    "plain": lambda w: w,
+    "data parallel": lambda w: {f"module.{name}": value for name, value in w.items()},
+    "wrapped twice": lambda w: {f"module.model.{name}": value for name, value in w.items()},
+    "semi-simclr": supcon,
+    "semi-simclr, parallel inside": lambda w: supcon(w, "encoder.module."),
+    "tttpp": lambda w: supcon(w, "ext.", "head.fc."),
+    "shortcut": lambda w: {name.replace("downsample", "shortcut"): value for name, value in w.items()},
+    "linear": lambda w: supcon(w, "", "linear."),
+    "no counts": lambda w: {name: value for name, value in w.items() if "num_batches" not in name},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_usual_layouts_give_the_same_predictions(tmp_path, model, layout):
+    torch.save({"model": LAYOUTS[layout](model.model.state_dict())}, tmp_path / "w.pth")
+    loaded = load_model(f"file:{tmp_path / 'w.pth'}", network=NAME, normalization="cifar10")
+    assert torch.equal(loaded(X), model(X))
+    assert not loaded.training
+    assert isinstance(loaded, Normalized)
+
+
+@pytest.mark.parametrize("layout", ["semi-simclr", "data parallel"])
+def test_a_projection_head_is_kept(tmp_path, model, layout):
+    whole = projected(model, 16)
+    weights = {**model.model.state_dict(), **{f"projection.{k}": v for k, v in whole.projection.state_dict().items()}}
+    torch.save(LAYOUTS[layout](weights), tmp_path / "w.pth")
+    loaded = load_model(f"file:{tmp_path / 'w.pth'}", network=NAME, normalization="cifar10")
+    assert isinstance(loaded, WithProjection)
+    for ours, theirs in zip(loaded.both(X), whole.both(X), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_our_own_files_say_what_they_are(tmp_path, model):
+    path = tmp_path / "model.safetensors"
+    save_tensors(path, projected(model).state_dict(), {"network": NAME, "normalization": "cifar10"})
+    loaded = offsupport.load_model(f"file:{path}")
+    assert isinstance(loaded, WithProjection)
+    assert torch.equal(loaded(X), model(X))
+
+
+def test_what_does_not_fit_is_named(tmp_path, model):
+    path = tmp_path / "w.pth"
+    weights = model.model.state_dict()
+
+    def load(network=NAME, normalization="cifar10"):
+        return load_model(f"file:{path}", network=network, normalization=normalization)
+
+    torch.save(weights, path)
+    with pytest.raises(ModelError, match="does not say which network"):
+        load(None)
+    with pytest.raises(
+        FileError, match=r"holds conv1\.weight of shape \(4, 3, 3, 3\), and resnet18 has \(64, 3, 3, 3\)"
+    ):
+        load("resnet18")
+    with pytest.raises(FileError, match=r"lacks layer1\.0\.conv3\.weight and \d+ more"):
+        load("resnet26x0.0625")
+    torch.save({**weights, "extra": torch.ones(1)}, path)
+    with pytest.raises(FileError, match="also holds extra"):
+        load()
+    torch.save({name: weights[name] for name in weights if "fc" not in name}, path)
+    with pytest.raises(FileError, match="holds no classifier"):
+        load()
+    torch.save(weights, path)
+    with pytest.raises(ConfigError, match="Did you mean 'resnet18'"):
+        load("resnt18")
+    with pytest.raises(ConfigError, match="Unknown normalisation 'cifar'"):
+        load(normalization="cifar")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "zoo:", "hub:resnet18", ""])
+def test_names_without_a_kind_are_refused(name):
+    with pytest.raises(ConfigError, match="names no model"):
+        load_model(name)
+
+
+def test_an_unknown_zoo_model_is_refused():
+    with pytest.raises(ConfigError, match="The zoo has no model 'nothing'"):
+        load_model("zoo:nothing")
+
+
+def test_timm_models_come_with_their_own_normalisation(monkeypatch):
+    stub = types.ModuleType("timm")
+    inner = nn.Flatten()
+    inner.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+    asked = {}
+    stub.list_models = lambda: ["vit_base"]
+    stub.create_model = lambda name, **options: asked.update(name=name, **options) or inner
+    monkeypatch.setitem(sys.modules, "timm", stub)
+    model = load_model("timm:vit_base.augreg")
+    assert asked == {"name": "vit_base.augreg", "pretrained": True}
+    assert torch.equal(model(torch.ones(1, 3, 1, 1)), torch.full((1, 3), 2.0))
+    with pytest.raises(ConfigError, match="timm has no model 'vit_bose'"):
+        load_model("timm:vit_bose")
+
+
+def test_without_timm_the_remedy_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ModelError, match=r"offsupport\[timm\]"):
+        load_model("timm:vit_base")
+    importlib.invalidate_caches()
+
+
+def test_widths_and_stems_by_name():
+    small, large = build_network("resnet18x0.25", 10, "cifar10"), build_network("resnet50-imagenet", 5, "imagenet")
+    assert small.model.conv1.out_channels == 16
+    assert large.model.conv1.kernel_size == (7, 7)
+    assert large.model.fc.out_features == 5
+    with pytest.raises(ConfigError, match="has no channels"):
+        build_network("resnet18x0.001", 10, "cifar10")

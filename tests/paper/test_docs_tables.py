@@ -1,0 +1,70 @@
+"""The tables of the docs are those of the stored results, and the stored results are those of the tables."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from offsupport.latent.score import KL
+from offsupport.paper import TABLES
+
+ROOT = Path(__file__).parents[2]
+RESULTS = sorted(path.parent for path in (ROOT / "results").glob("*/grid.json") if path.parent.name in TABLES)
+
+
+def writer():
+    spec = importlib.util.spec_from_file_location("latent_docs", ROOT / "benchmarks" / "latent_docs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_shows_the_stored_results():
+    page = ROOT / "docs" / "extrapolate.md"
+    assert writer().write_tables(page.read_text()) == page.read_text()
+
+
+def test_a_number_that_is_not_the_stored_one_is_replaced(tmp_path):
+    rows = [
+        {"method": "vae", "column": f"dense-{d}", "metric": "accuracy", "value": v, "n": 500, "paper": p}
+        for d, v, p in ((5, 0.8125, None), (12, 0.5, 0.78))
+    ]
+    (tmp_path / "table1").mkdir()
+    (tmp_path / "table1" / "table1.json").write_text(json.dumps({"rows": rows, "claims": []}))
+    text = "a\n<!-- table1 dense -->\nold\n<!-- /table1 dense -->\nb\n"
+    assert writer().write_tables(text, tmp_path).splitlines() == [
+        "a",
+        "<!-- table1 dense -->",
+        "| dense: accuracy | 5 | 12 | predictions |",
+        "| --- | --- | --- | --- |",
+        "| vae | 0.812 | 0.500 | 500 |",
+        "| vae, as printed |  | 0.78 |  |",
+        "<!-- /table1 dense -->",
+        "b",
+    ]
+
+
+@pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
+def test_stored_numbers_follow_from_the_stored_cells(folder):
+    from offsupport.bench.runs import status
+    from offsupport.paper import payload
+
+    stored = json.loads((folder / f"{folder.name}.json").read_text())
+    found = status(folder)
+    assert not found.failed
+    again = json.loads(json.dumps(payload(TABLES[folder.name], stored["scale"], found.done)))
+    by = lambda rows, *names: {tuple(row[name] for name in names): row for row in rows}  # noqa: E731
+    assert by(again["rows"], "method", "column") == by(stored["rows"], "method", "column")
+    assert by(again["claims"], "claim") == by(stored["claims"], "claim")
+
+
+def test_the_kl_weights_in_use_are_those_of_highest_source_likelihood():
+    path = ROOT / "results" / "kl-choice" / "kl-choice.json"
+    if not path.is_file():
+        pytest.skip("kl-choice has not been measured")
+    best = {}
+    for row in json.loads(path.read_text())["rows"]:
+        shift, _, kl = row["column"].partition(", kl ")
+        best.setdefault((row["method"], "classification", shift), []).append((row["value"], float(kl)))
+    assert {key: max(values)[1] for key, values in best.items()} == {k: v for k, v in KL.items() if k in best}

@@ -1,0 +1,51 @@
+import os
+from pathlib import Path
+
+import pytest
+
+import offsupport
+from offsupport import zoo
+from offsupport.core.checkpoints import load_tensors, tensors_sha256
+from offsupport.core.files import sha256_file
+from offsupport.nn import WithProjection
+from offsupport.training import read_recipe
+from offsupport.training.loop import Examples, correct
+
+NAMES = zoo.names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_fits_its_weights_and_its_recipe(name):
+    card = zoo.card(name)
+    path = zoo.folder(name) / "model.safetensors"
+    assert card["name"] == name
+    assert card["file_sha256"] == sha256_file(path)
+    assert path.stat().st_size <= 4 << 20
+    assert card["weights_sha256"] == tensors_sha256(load_tensors(path)[0])
+    assert card["recipe"] == read_recipe(name).settings()
+    assert card["command"].startswith(f"offsupport train {name} ")
+    low, high = card["test"]["ci95"]
+    assert low < card["test"]["accuracy"] < high
+    assert card["test"]["n"] == 10_000
+    assert len(card["log"]) == card["epochs"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_models_load(name):
+    model = offsupport.load_model(f"zoo:{name}")
+    assert isinstance(model, WithProjection) == name.endswith("-joint")
+    assert not model.training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_accuracy_on_the_card_is_measured_again(name):
+    root = Path(os.environ.get("OFFSUPPORT_DATA", "."))
+    if not (root / "cifar-10-batches-py").is_dir():
+        pytest.skip("needs CIFAR-10 in $OFFSUPPORT_DATA")
+    card = zoo.card(name)
+    test = offsupport.data.load("cifar10", root)
+    assert test.sha256 == card["data"]["test_sha256"]
+    right = correct(offsupport.load_model(f"zoo:{name}"), Examples.of(test))
+    # The last bits of the logits differ between processors and thread counts.
+    assert right / len(test) == pytest.approx(card["test"]["accuracy"], abs=5e-4)
