@@ -41,7 +41,8 @@ class ModelDiagnosis:
             95 % of unseen source images stay below: above 1 is off the support.
         quantile: (M,) share of unseen source images that lie closer.
         off_patches: (M, h, w) whether a patch is off the support.
-        patch_quantile: (M, h, w) where the score of a patch stands among unseen source images at the same place.
+        patch_quantile: (M, h, w) where a patch stands among those of unseen source images at the same place, by the
+            score in which it is most unusual.
         share: (M,) share of off-support patches.
         regime: The kind of shift of each image.
         measure: What patches are scored by.
@@ -128,10 +129,9 @@ def _diagnose(model: nn.Module, images: Tensor, x_tgt: Tensor) -> ModelDiagnosis
     limit = own.quantile(LEVEL)
     score, measure = patch_score(model, reference)
     usual, found = _batched(score, unseen), _batched(score, x_tgt)
-    place = _place(found, usual)
-    off = _off(place)
+    place, off = _unusual(_place(found, usual))
     share = off.float().mean((1, 2))
-    usual_share = _off(_place(usual, usual)).float().mean((1, 2)).quantile(LEVEL)
+    usual_share = _unusual(_place_among_others(usual))[1].float().mean((1, 2)).quantile(LEVEL)
     distance, quantile = far / limit, _place(far, own)
     regime = [_regime(float(d), float(s), float(usual_share)) for d, s in zip(distance, share, strict=True)]
     return ModelDiagnosis(distance, quantile, off, place, share, regime, measure, len(images), x_tgt.detach().cpu())
@@ -145,15 +145,26 @@ def _regime(distance: float, share: float, usual_share: float) -> Regime:
     return "dense near" if distance <= FAR else "dense far"
 
 
-def _off(place: Tensor) -> Tensor:
-    """Too high or too low: noise cannot be reconstructed, and a blurred patch only too well."""
-    tail = (1 - LEVEL) / 2
-    return (place > 1 - tail) | (place < tail)
+def _unusual(place: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most extreme of several places (N, S, ...), and whether it is off.
+
+    Too high or too low: noise cannot be reconstructed, and a blurred patch only too well.
+    """
+    most = (place - 0.5).abs().argmax(1, keepdim=True)
+    extreme = place.gather(1, most)[:, 0]
+    return extreme, (extreme - 0.5).abs() > 0.5 - (1 - LEVEL) / 2 / place.shape[1]
 
 
 def _place(values: Tensor, among: Tensor) -> Tensor:
-    """Return for each value which share of the first axis of ``among`` lies below it."""
-    return (among[None] < values[:, None]).float().mean(1)
+    """Return for each value which share of the first axis of ``among`` lies below it; equal ones count half."""
+    lower, upper = (among[None] < values[:, None]).float(), (among[None] <= values[:, None]).float()
+    return ((lower + upper) / 2).mean(1)
+
+
+def _place_among_others(values: Tensor) -> Tensor:
+    """Return for each value its place among the other ones, as a new value would have it."""
+    n = len(values)
+    return (n * _place(values, values) - 0.5) / (n - 1)
 
 
 @torch.no_grad()

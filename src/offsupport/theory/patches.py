@@ -12,16 +12,16 @@ from offsupport.core.errors import ModelError
 from offsupport.core.seeds import derive_seed
 from offsupport.nn.mae import MaskedAutoencoder
 from offsupport.nn.mae_inside import Inside
-from offsupport.nn.masking import Masking, mask_by_noise
+from offsupport.nn.masking import Masking, mask_by_noise, visible_patches
 
 PATCH_RATIO = 0.75
 ROUNDS = 2
 """How often the patches are dealt out anew; within a round every patch is visible once and removed three times."""
-SMALLEST = 4
+SMALLEST = 8
 """Positions along a side that a feature map needs to tell where something is."""
 
 Score = Callable[[Tensor], Tensor]
-"""From images (N, C, H, W) to one number per patch, (N, h, w)."""
+"""From images (N, C, H, W) to S numbers per patch, (N, S, h, w)."""
 
 
 def patch_score(model: nn.Module, reference: Tensor) -> tuple[Score, str]:
@@ -32,12 +32,12 @@ def patch_score(model: nn.Module, reference: Tensor) -> tuple[Score, str]:
         reference: Source images (N, C, H, W).
     """
     if any(isinstance(module, MaskedAutoencoder) for module in model.modules()):
-        return _residual(Inside(model, "diagnose_model")), "reconstruction residual"
-    return _from_features(model, reference), "distance of patch features"
+        return _residual(Inside(model, "diagnose_model")), "reconstruction residual and patch statistics"
+    return _from_features(model, reference), "distance of patch features and patch statistics"
 
 
 def _residual(inside: Inside) -> Score:
-    """The reconstruction error of each patch, averaged over masks that all remove it: the same ones for every image."""
+    """The reconstruction error of each patch over masks that remove it, the same ones for every image."""
     mae = inside.mae
     masks = list(_deals(mae.config.patches))
 
@@ -46,24 +46,39 @@ def _residual(inside: Inside) -> Score:
         given = inside.reach(x)
         total, times = torch.zeros(len(x), mae.config.patches), torch.zeros(mae.config.patches)
         for one in masks:
-            spread = Masking(*(part.expand(len(x), -1) for part in one)).to(x.device)
-            error = mae.patch_errors(given, mae.reconstruct(given, spread))
-            total += (error * spread.mask).cpu()
+            removing = Masking(*(part.expand(len(x), -1) for part in one)).to(x.device)
+            error = mae.patch_errors(given, mae.reconstruct(given, removing))
+            total += (error * removing.mask).cpu()
             times += one.mask[0]
-        return (total / times).view(-1, mae.config.side, mae.config.side)
+        return _with_statistics((total / times).view(-1, mae.config.side, mae.config.side), x)
 
     return score
 
 
+def _with_statistics(score: Tensor, x: Tensor) -> Tensor:
+    """Put beside a score (N, h, w) what networks are made to overlook: mean, deviation and roughness of each patch.
+
+    Roughness is how much pixels differ from the mean of their neighbours; it and the deviation are logarithms.
+    """
+    padded = nn.functional.pad(x, (1, 1, 1, 1), mode="replicate")
+    rough = (x - nn.functional.avg_pool2d(padded, 3, stride=1)).abs()
+    grid = (score.shape[1], score.shape[2])
+    mean, square, rough = (
+        nn.functional.adaptive_avg_pool2d(values.mean(1), grid).cpu() for values in (x, x.square(), rough)
+    )
+    deviation = (square - mean.square()).clamp(min=0).sqrt()
+    return torch.stack([score, mean, (deviation + 0.01).log(), (rough + 0.01).log()], 1)
+
+
 def _deals(patches: int) -> Iterator[Masking]:
     """Yield masks under which every patch is removed equally often."""
-    visible = max(1, int(patches * (1 - PATCH_RATIO)))
+    visible = visible_patches(patches, PATCH_RATIO)
     for number in range(ROUNDS):
         generator = torch.Generator().manual_seed(derive_seed("deal of patches", number))
         order = torch.randperm(patches, generator=generator)
         for first in range(0, patches, visible):
             noise = torch.roll(order, -first).argsort().float()
-            yield mask_by_noise(noise[None], 1 - visible / patches + 1e-9)
+            yield mask_by_noise(noise[None], PATCH_RATIO)
 
 
 def _from_features(model: nn.Module, reference: Tensor) -> Score:
@@ -81,7 +96,7 @@ def _from_features(model: nn.Module, reference: Tensor) -> Score:
     spread = spread + 1e-3 * spread.mean()
 
     def score(x: Tensor) -> Tensor:
-        return ((features(x) - mean) / spread).square().mean(1).sqrt().cpu()
+        return _with_statistics(((features(x) - mean) / spread).square().mean(1).sqrt().cpu(), x)
 
     return score
 
