@@ -235,6 +235,10 @@ class MaskedAutoencoder(nn.Module):
         if self.config.norm_pixels:
             var, mean = torch.var_mean(self.patchify(x), 2, keepdim=True)
             pixels = pixels * (var + 1e-6).sqrt() + mean
+        return self.unpatchify(pixels)
+
+    def unpatchify(self, pixels: Tensor) -> Tensor:
+        """Undo :meth:`patchify`."""
         c = self.config
         grid = pixels.view(-1, c.side, c.side, c.patch, c.patch, c.channels)
         return grid.permute(0, 5, 1, 3, 2, 4).reshape(-1, c.channels, c.image, c.image)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from offsupport import zoo
 from offsupport.bench.adapt_cell import AdaptConfig
 from offsupport.bench.cell import Cell
+from offsupport.bench.episode_cell import EpisodeConfig
 from offsupport.bench.results import Part, difference, estimate, parts_of
 from offsupport.bench.store import Record
 from offsupport.data import STANDARD
@@ -88,6 +89,15 @@ def arm_cells(scale: Scale, arms: Sequence[Arm], options: Options) -> list[Cell]
         for corruption in corruptions
         for arm in arms
     ]
+
+
+def episode_cell(scale: Scale) -> Cell:
+    """Return the cell of one episode, for the report to show."""
+    hyper = {**scale.hyper, "em_steps": 1}
+    model = scale.models["probe"]
+    return EpisodeConfig(
+        dataset=scale.dataset, method="mae-ttt+em", corruption="gaussian_noise", hyper=hyper, model=model
+    ).cell()
 
 
 def _config(scale: Scale, arm: Arm, corruption: str | list[str], seed: int) -> AdaptConfig:

@@ -9,7 +9,17 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.data import STANDARD
 from offsupport.paper.declare import TABLES, Claim, Options, Row, Table
-from offsupport.paper.mae_arms import SCALES, Arm, accuracy_row, adapted_models, arm_cells, by_arm, compare, whole
+from offsupport.paper.mae_arms import (
+    SCALES,
+    Arm,
+    accuracy_row,
+    adapted_models,
+    arm_cells,
+    by_arm,
+    compare,
+    episode_cell,
+    whole,
+)
 
 OURS = 1
 """Entropy steps of "Ours"; the paper does not say how many its Table 3 took."""
@@ -46,7 +56,7 @@ def grid(scale: str, options: Options) -> list[Cell]:
     found = SCALES[scale]
     adapted = adapted_models(found)
     arms = [arm for arm in ROWS.values() if arm.em_steps is None or arm.model in adapted]
-    return arm_cells(found, arms, options)
+    return [*arm_cells(found, arms, options), episode_cell(found)]
 
 
 def rows(records: Sequence[Record]) -> list[Row]:

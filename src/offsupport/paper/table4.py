@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.paper.declare import TABLES, Claim, Options, Row, Table
-from offsupport.paper.mae_arms import SCALES, Arm, accuracy_row, adapted_models, arm_cells, by_arm, compare, whole
+from offsupport.paper.mae_arms import (
+    SCALES,
+    Arm,
+    accuracy_row,
+    adapted_models,
+    arm_cells,
+    by_arm,
+    compare,
+    episode_cell,
+    whole,
+)
 
 COLUMNS: dict[str, int | None] = {"source": None, "em-0": 0, "em-1": 1, "em-2": 2, "em-3": 3}
 """Entropy steps by column; em-0 is MAE-TTT."""
@@ -19,7 +29,7 @@ def grid(scale: str, options: Options) -> list[Cell]:
     """Return the cells: every number of entropy steps on the same images."""
     found = SCALES[scale]
     arms = [Arm(model, steps) for model in adapted_models(found) for steps in COLUMNS.values()]
-    return arm_cells(found, arms, options)
+    return [*arm_cells(found, arms, options), episode_cell(found)]
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
