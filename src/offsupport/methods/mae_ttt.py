@@ -134,6 +134,7 @@ class MaeTtt(Adapter):
             self.descend(self._reconstruction(x, generator))
             self.after_reconstruction(x, generator)
             yield
+        self._require_finite_parameters()
 
     def after_reconstruction(self, x: Tensor, generator: torch.Generator) -> None:
         """Do what else belongs to an iteration; nothing here."""
@@ -156,19 +157,28 @@ class MaeTtt(Adapter):
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """Return gradients, and remember what the loss does not depend on: not even momentum may move that."""
-        guard.require_finite_loss(loss)
+        if not torch.isfinite(loss):
+            self._require_finite_parameters()
+            raise guard.StepRejected("bad_loss")
         self.passes["backward"] += 1
         parameters = list(self.parameters_adapted.values())
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         self.reached = [gradient is not None for gradient in found]
         if not guard.all_finite([gradient for gradient in found if gradient is not None]):
             raise guard.StepRejected("bad_grad")
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        return [p.new_zeros(()).expand_as(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
     def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Take a step with what was reached."""
-        kept = [gradient if reached else None for gradient, reached in zip(gradients, self.reached, strict=True)]
-        super().apply_gradients(kept)  # type: ignore[arg-type]  # without a gradient, an optimiser leaves it alone
+        """Take a step with what was reached; parameters are looked at when the episode ends or its loss breaks."""
+        assert self.optimizer is not None  # noqa: S101 (a method with a step declares trainable parameters)
+        for parameter, gradient, reached in zip(self.parameters_adapted.values(), gradients, self.reached, strict=True):
+            parameter.grad = gradient if reached else None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _require_finite_parameters(self) -> None:
+        if not guard.all_finite([parameter.detach() for parameter in self.parameters_adapted.values()]):
+            raise guard.StepRejected("bad_param")
 
     def _episode(self, x: Tensor) -> Tensor:
         """Adapt to one image, predict it, put everything back; an episode that fails predicts with source weights."""
