@@ -17,6 +17,9 @@ ADAM, SGD = {"optimizer": "adam", "lr": 1e-3}, {"optimizer": "sgd", "lr": 2.5e-4
 FOLLOWING = {"optimizer": "sgd", "momentum": 0.9, "bn_momentum": 0.1}
 TTAC = FOLLOWING | {"confidence": 0.9, "class_min": 16, "global_length": 1280, "ridge": 1 / 30}
 TTTPP = FOLLOWING | {"temperature": 0.5, "base_temperature": 0.07, "mean_weight": 0.5, "chance": "queue"}
+TESLA = {"views": 4, "queue": 0, "neighbours": 1, "policy_length": 2, "policy_lr": 0.1, "bn_momentum": 0.1}
+TESLA |= {"lambda_kl": 1.0, "lambda_norm": 1.0, "rotation": "constant", "sampling": "uniform"}
+TESLA_S = {"align_weight": 0.05, "moment_window": 1280, "ridge": 1 / 30}
 PUBLISHED = {
     ("tent", "cifar10"): ADAM,
     ("tent", "cifar100"): ADAM,
@@ -30,6 +33,14 @@ PUBLISHED = {
     ("ttac", "imagenet"): TTAC | {"lr": 1e-3, "scale": 0.05, "class_prior": 64, "class_terms": "sum"},
     ("tttpp", "cifar10"): TTTPP | {"lr": 1e-2, "queue": 1536, "feature_scale": 0.05, "projection_scale": 0.2},
     ("tttpp", "cifar100"): TTTPP | {"lr": 1e-4, "queue": 2048, "feature_scale": 5.0, "projection_scale": 20.0},
+    ("memo", "cifar10"): {"optimizer": "sgd", "lr": 5e-3, "copies": 32, "steps": 1},
+    ("memo", "imagenet"): {"optimizer": "sgd", "lr": 2.5e-4, "copies": 64, "steps": 1, "prior": 16.0},
+    ("tesla", "cifar10"): ADAM | TESLA | {"decay": 0.99},
+    ("tesla", "cifar100"): ADAM | TESLA | {"decay": 0.99},
+    ("tesla", "imagenet"): TESLA | {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "decay": 0.9},
+    ("tesla-s", "cifar10"): ADAM | TESLA | TESLA_S | {"decay": 0.99},
+    ("tesla-s", "cifar100"): ADAM | TESLA | TESLA_S | {"decay": 0.99},
+    ("tesla-s", "imagenet"): TESLA | TESLA_S | {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "decay": 0.9},
 }
 SOURCE = batches((20, 20), seed=1)
 

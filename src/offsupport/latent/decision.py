@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ from offsupport.latent.sparse import SparseModel
 
 FULL = 0.6  # share of the columns the (biased down) intrinsic dimension reaches where a source fills its space
 PLENTY = 10  # source samples per parameter of the flow
+MOST = math.log(100)  # log odds that a single target may have
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,10 @@ class Finding:
 def decide(model: SparseModel, x: Tensor, dimension: Tensor, thin: Tensor, flow: FlowConfig) -> list[Finding]:
     """Return the finding of every run on its targets x (R, m, d).
 
-    Evidence of three to one decides. Otherwise the targets lie where both kinds of shift look alike, mostly close to
-    the source, and what matters is which model can be trusted there: the dense one if the source has a density in all
-    its columns (or classes that are manifolds) and samples enough to fit it, else the sparse one.
+    Evidence of three to one for the average target decides; no single target counts for more than a hundred to one, so
+    a few outliers among many targets do not. Otherwise the targets lie where both kinds of shift look alike, mostly
+    close to the source, and what matters is which model can be trusted there: the dense one if the source has a density
+    in all its columns (or classes that are manifolds) and samples enough to fit it, else the sparse one.
 
     Args:
         model: The sparse model, whose density both hypotheses start from.
@@ -42,7 +45,7 @@ def decide(model: SparseModel, x: Tensor, dimension: Tensor, thin: Tensor, flow:
         flow: How the dense model would be fitted.
     """
     weighed = model.weigh(x)
-    odds = log_odds(model.mixture, weighed, x, model.config.log_prior).sum(-1)
+    odds = log_odds(model.mixture, weighed, x, model.config.log_prior).clamp(-MOST, MOST).mean(-1)
     moved = weighed.distrust().sum(-1).mean(-1)
     _, n, d = model.source.x.shape
     enough = n >= PLENTY * FlowShape(d, flow.layers, max(2, model.source.n_classes)).count
@@ -55,7 +58,7 @@ def decide(model: SparseModel, x: Tensor, dimension: Tensor, thin: Tensor, flow:
 
 def _finding(odds: float, moved: float, largest: int, dense: bool) -> Finding:
     """Put the evidence into words."""
-    measured = f"(log odds {odds:+.1f})"
+    measured = f"(log odds {odds:+.1f} for the average target)"
     if odds > DECISIVE:
         return Finding(
             "sparse",

@@ -47,7 +47,8 @@ def adapt(
         window: Fill smaller batches up to this size with past images; a step is taken once per window of new images.
         collapse: What to do when nearly all predictions fall into one class: ``warn``, ``reset`` or ``off``.
         seed: Seed of the method's own random draws.
-        inplace: Adapt the given model itself instead of a copy; its batch-norm layers keep the statistics policy.
+        inplace: Adapt the given model itself instead of a copy; its batch-norm layers keep the statistics policy, and
+            with ``+sc`` its layers their updates.
         **hyper: Hyper-parameters of the method; they override the preset.
 
     Example:

@@ -33,8 +33,10 @@ def _has_effect(cases: Sequence[Case], name: str) -> bool:
     """Search set-ups of the other hyper-parameters until changing this one changes the logits."""
     for case in cases:
         fields = {field.name: field for field in dataclasses.fields(METHODS[case.method].config_class)}
-        values = _candidates(case, fields[name])
-        for base in _set_ups(case, [field for key, field in fields.items() if key != name]):
+        values, names = _candidates(case, fields[name]), list(fields)
+        # What works together is declared together: the neighbours of a hyper-parameter are tried first.
+        others = sorted(names, key=lambda other: abs(names.index(other) - names.index(name)))[1:]
+        for base in _set_ups(case, [fields[other] for other in others]):
             if _differs(case, base, name, values):
                 return True
     return False
