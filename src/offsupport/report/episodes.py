@@ -35,6 +35,8 @@ def episode_section(record: Record) -> Section:
 
 def draw_episode(found: Mapping[str, Any]) -> str:
     """Draw the four pictures above the probabilities over the iterations."""
+    from matplotlib.ticker import MaxNLocator
+
     with figures.canvas(7.0, 4.6) as (figure, axes):
         axes.remove()
         grid = figure.add_gridspec(2, len(PICTURES), height_ratios=[1, 1.2])
@@ -48,7 +50,7 @@ def draw_episode(found: Mapping[str, Any]) -> str:
         for i, label in enumerate(_classes(p, found["label"])):
             true = " (true)" if label == found["label"] else ""
             curves.plot(p[:, label], label=f"{found['classes'][label]}{true}", markersize=4, **figures.style(i))
-        curves.xaxis.get_major_locator().set_params(integer=True)
+        curves.xaxis.set_major_locator(MaxNLocator(integer=True))
         curves.set(xlabel="iteration", ylabel="probability", ylim=(-0.03, 1.03))
         curves.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         return figures.svg(figure)
