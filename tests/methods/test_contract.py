@@ -31,6 +31,8 @@ REFUSED = {(name, network) for name in EPISODIC for network in NETWORKS if netwo
 }
 # What a projection head adds is idle but for the method that uses it.
 IDLE = {(method, "projection") for method in METHODS if method != "tttpp"}
+# So is a decoder, and transformers are covered by layer norm.
+IDLE |= {(method, "mae") for method in METHODS if method not in EPISODIC}
 # Few copies and short episodes keep methods that step for every single image quick, and say the same.
 HYPER = {"memo": {"copies": 4}, **{name: {"steps": 1, "masks": 4} for name in EPISODIC}}
 CASES = {

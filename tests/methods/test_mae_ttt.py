@@ -337,3 +337,19 @@ def test_vit_large_at_224_pixels_takes_one_step_of_each_kind():
     assert logits.isfinite().all()
     assert adapted.passes == {"forward": 3, "backward": 2}
     assert not any(adapted.events.values())
+
+
+@pytest.mark.parametrize("method", ["mae-ttt", "mae-ttt+em"])
+def test_the_sparsity_constraint_composes_and_stays_out_of_what_is_not_tuned(method):
+    net, x = network(), images(2)
+    adapted = offsupport.adapt(net, f"{method}+sc", rank=2, **FAST)
+    start = adapted.snapshot()
+    assert not torch.allclose(adapted(x), offsupport.adapt(net, method, **FAST)(x))
+    updates = [name for name in adapted.parameters_adapted if "low_rank" in name]
+    assert any("blocks.0.mlp.fc1" in name for name in updates)
+    assert not any("decoder" in name for name in updates)
+    assert any("classifier" in name for name in updates) == (method == "mae-ttt+em")
+    after = adapted.snapshot()
+    assert all(same_bits(after.parameters[name], value) for name, value in start.parameters.items())
+    still = offsupport.adapt(net, f"{method}+sc", rank=2, **{**FAST, "lr": 0.0})(x)
+    close(still, torch.cat([net(image) for image in x.split(1)]))

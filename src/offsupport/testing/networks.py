@@ -36,16 +36,10 @@ def toy_images(count: int, seed: int, *, shifted: bool = True) -> tuple[Tensor, 
 
 
 def _autoencoder() -> nn.Module:
-    shape: dict[str, Any] = {
-        "image": 8,
-        "patch": 4,
-        "dim": 8,
-        "depth": 1,
-        "heads": 2,
-        "decoder_dim": 8,
-        "decoder_depth": 1,
-    }
-    shape |= {"decoder_heads": 2, "head_dim": 8, "head_depth": 1, "head_heads": 2}
+    widths = {"dim": 8, "decoder_dim": 8, "head_dim": 8}
+    depths = {"depth": 1, "decoder_depth": 1, "head_depth": 1}
+    heads = {"heads": 1, "decoder_heads": 1, "head_heads": 1}
+    shape: dict[str, Any] = {"image": IMAGE[1], "patch": 4, **widths, **depths, **heads}
     return mae("tiny/4", CLASSES, **shape)
 
 
