@@ -5,7 +5,7 @@ of its cells the same images are diagnosed and classified; reported are Spearman
 hardness and measured error with its interval over cells, and for block-corrupted images how much more often patches
 inside the block are marked as off the support than outside it.
 
-Run: ``python benchmarks/diagnose_model.py [--json] [--model digits-mae-joint] [--images 60] [--data DIR]``
+Run: ``python benchmarks/diagnose_model.py [--json] [--model digits-mae-joint] [--images 40] [--data DIR]``
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import offsupport
 from offsupport.bench.models import load_model
 from offsupport.core.progress import progress
-from offsupport.data import EXTRA, corrupt, load
+from offsupport.data import STANDARD, corrupt, load
 from offsupport.theory import ModelDiagnosis, rank_correlation
 
 BLOCKS = (8, 16, None)
@@ -37,9 +37,9 @@ def main() -> None:
     parser.add_argument("--model", default="digits-mae-joint")
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--data", type=Path, default=None)
-    parser.add_argument("--images", type=int, default=60)
+    parser.add_argument("--images", type=int, default=40)
     parser.add_argument("--source", type=int, default=200)
-    parser.add_argument("--corruptions", default=",".join(EXTRA))
+    parser.add_argument("--corruptions", default=",".join(STANDARD))
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -32,9 +32,7 @@ def diagnose(
     labels: Path | None = typer.Option(None, help="Their labels."),
     target: Path | None = typer.Option(None, help="Your own target samples, one per row."),
     shift: str = typer.Option("auto", help="Kind of shift of your targets, if known: dense or sparse."),
-    model: str | None = typer.Option(
-        None, help="A deep network instead: zoo:NAME, file:PATH, digits-small."
-    ),
+    model: str | None = typer.Option(None, help="A deep network instead: zoo:NAME, file:PATH, digits-small."),
     images: Path | None = typer.Option(None, help="Folder of its target images; --source is then a folder, too."),
     out: Path = typer.Option(DEFAULT_OUT, help="Folder for diagnosis.json, diagnosis.png and diagnosis.svg."),
     json: bool = JSON,
