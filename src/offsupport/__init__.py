@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "OffsupportError": "offsupport.core.errors",
     "adapt": "offsupport.methods.factory",
+    "diagnose_model": "offsupport.theory.deep",
     "evaluate": "offsupport.evaluation",
     "list_methods": "offsupport.methods.factory",
     "load_adapted": "offsupport.methods.factory",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from offsupport.methods.factory import load_adapted as load_adapted
     from offsupport.methods.factory import source_stats as source_stats
     from offsupport.nn.loading import load_model as load_model
+    from offsupport.theory.deep import diagnose_model as diagnose_model
 
 __all__ = ["__version__", *_PUBLIC, *_ROOMS]
 

@@ -4,17 +4,26 @@ import json
 
 import pytest
 
+from offsupport import zoo
+from offsupport.bench.models import MODELS
 from offsupport.cli.doctor import examine
 from offsupport.cli.listing import list_
 from offsupport.core.errors import ConfigError
 from offsupport.data import ALL
 from offsupport.methods import METHODS
 from offsupport.paper import TABLES
+from offsupport.training import list_recipes
 
 
 @pytest.mark.parametrize(
     ("what", "names"),
-    [("methods", set(METHODS)), ("corruptions", set(ALL)), ("tables", set(TABLES)), ("models", {"digits-small"})],
+    [
+        ("methods", set(METHODS)),
+        ("corruptions", set(ALL)),
+        ("tables", set(TABLES)),
+        ("models", set(MODELS) | {f"zoo:{name}" for name in zoo.names()}),
+        ("recipes", set(list_recipes())),
+    ],
 )
 def test_lists_every_name(what, names, capsys):
     list_(what, json=True)

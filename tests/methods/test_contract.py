@@ -18,7 +18,9 @@ from offsupport.testing.hyper_checks import check_hyper_parameters
 ROWS = [(name, True) for name in METHODS] + [
     (name, False) for name in METHODS if METHODS[name].info.source == "optional"
 ]
-REFUSED = {
+EPISODIC = tuple(name for name in METHODS if name.startswith("mae-ttt"))
+REFUSED = {(name, network) for name in EPISODIC for network in NETWORKS if network != "mae"} | {
+    ("bn", "mae"),
     ("bn", "group_norm"),
     ("bn", "layer_norm"),
     ("bn", "no_norm"),
@@ -29,8 +31,10 @@ REFUSED = {
 }
 # What a projection head adds is idle but for the method that uses it.
 IDLE = {(method, "projection") for method in METHODS if method != "tttpp"}
-# Few copies keep a method that steps for every single image quick, and say the same.
-HYPER = {"memo": {"copies": 4}}
+# So is a decoder, and transformers are covered by layer norm.
+IDLE |= {(method, "mae") for method in METHODS if method not in EPISODIC}
+# Few copies and short episodes keep methods that step for every single image quick, and say the same.
+HYPER = {"memo": {"copies": 4}, **{name: {"steps": 1, "masks": 4} for name in EPISODIC}}
 CASES = {
     f"{method}{'' if source else '-without-source'}/{network}": Case(method, factory, HYPER.get(method, {}), source)
     for method, source in ROWS
@@ -41,6 +45,7 @@ CASES = {
 
 # Methods of many passes per batch are checked everywhere in the slow suite, and here where it matters most.
 HEAVY = {"memo": {"group_norm"}, "tesla": {"batch_norm", "layer_norm"}, "tesla-s": {"batch_norm"}}
+HEAVY |= {method: {"mae"} for method in EPISODIC}
 
 
 def promises():
@@ -64,7 +69,7 @@ def test_what_is_refused_is_refused_when_wrapping_with_a_remedy(method):
 @pytest.mark.parametrize(
     ("method", "source"),
     # What tesla has, tesla-s has too.
-    [pytest.param(*row, marks=[pytest.mark.slow] if row[0] == "tesla" else []) for row in ROWS],
+    [pytest.param(*row, marks=[pytest.mark.slow] if row[0] in {"tesla", *EPISODIC} else []) for row in ROWS],
 )
 def test_every_hyper_parameter_has_an_effect(method, source):
     if not source:
@@ -74,11 +79,14 @@ def test_every_hyper_parameter_has_an_effect(method, source):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_is_constant(method):
+    if method in EPISODIC:
+        check_memory(CASES[f"{method}/mae"], batches=24)
+        return
     check_memory(Case(method, NETWORKS["projection" if method == "tttpp" else "batch_norm_1d"], HYPER.get(method, {})))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in EPISODIC])
 def test_memory_is_constant_over_two_thousand_batches(method):
     check_memory(
         Case(method, NETWORKS["projection" if method == "tttpp" else "batch_norm"], HYPER.get(method, {})), batches=2000

@@ -31,8 +31,9 @@ def blended(net, x, prior):
 
 
 def reference(net, stream, *, lr=5e-3, optimizer="sgd", momentum=0.9, copies=32, steps=1, prior=16.0, policy_length=2):
-    generator, policy = torch.Generator().manual_seed(0), Policy(policy_length, "full")
+    policy = Policy(policy_length, "full")
     for x in stream:
+        generator = torch.Generator().manual_seed(0)
         views = torch.stack(weak_views(x, steps * copies, generator), 1).flatten(0, 1)
         views = random_augment(views, policy, generator).view(len(x), steps, copies, *x.shape[1:])
         logits = []
@@ -85,6 +86,15 @@ def test_the_step_makes_the_copies_agree():
     adapted.optimizer.register_step_post_hook(lambda *_: losses.append(marginal(adapted.model)))
     adapted(x)
     assert losses[-1] < marginal(net) - 0.05
+
+
+def test_an_image_gets_the_same_answer_whatever_came_before():
+    net, (x, other) = network("batch"), images([1, 6])
+    adapted = offsupport.adapt(net, "memo", collapse="off")
+    first = adapted(x)
+    adapted(other)
+    assert torch.equal(adapted(x), first)
+    assert not torch.equal(offsupport.adapt(net, "memo", collapse="off", seed=1)(x), first)
 
 
 def test_large_batches_are_served_in_groups():

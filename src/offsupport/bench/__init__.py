@@ -2,6 +2,7 @@
 
 from offsupport.bench.adapt_cell import AdaptConfig
 from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place
+from offsupport.bench.episode_cell import EpisodeConfig
 from offsupport.bench.executor import Summary, run_cells
 from offsupport.bench.grid import expand
 from offsupport.bench.guarantee_cell import GuaranteeConfig
@@ -14,6 +15,7 @@ __all__ = [
     "KINDS",
     "AdaptConfig",
     "Cell",
+    "EpisodeConfig",
     "GuaranteeConfig",
     "Invalid",
     "Kind",

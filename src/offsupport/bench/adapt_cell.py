@@ -12,6 +12,7 @@ import numpy as np
 from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
 from offsupport.bench.correctness import pack
 from offsupport.bench.models import pinned
+from offsupport.core.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,12 +54,23 @@ class AdaptConfig:
     """Number of images, drawn at random; None for all."""
     source_images: int = 2000
     """For methods that can use source statistics: so many training images at most; 0 for none."""
+    shard: str | None = None
+    """``0/4`` for the first of four equal parts of the stream, for methods whose images are episodes of their own."""
     threads: int = 1
     """Threads of the computation."""
 
     def cell(self) -> Cell:
         """Return the cell of these settings; the hash of the model's weights, where it has any yet, is part of it."""
-        return make_cell("adapt", dataclasses.replace(self, model=pinned(self.model)))
+        whole = make_cell("adapt", dataclasses.replace(self, model=pinned(self.model)))
+        settings = {name: value for name, value in whole.config.items() if name != "shard" or value is not None}
+        return Cell(whole.kind, settings)
+
+    def part(self) -> tuple[int, int]:
+        """Return which shard this is, and of how many."""
+        number, _, of = (self.shard or "0/1").partition("/")
+        if not (number.isdigit() and of.isdigit() and int(number) < int(of)):
+            raise ConfigError(f"There is no shard {self.shard!r}.", "Write 0/4, 1/4, 2/4 and 3/4 for four of them.")
+        return int(number), int(of)
 
 
 def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
@@ -111,7 +123,6 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
     """Refuse unknown names, wrong hyper-parameters and missing data before anything runs; train the models."""
     from offsupport.bench.models import load_model
     from offsupport.core.config import build
-    from offsupport.core.errors import ConfigError, nearest
     from offsupport.methods.registry import METHODS
 
     opened = set()
@@ -121,7 +132,12 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
             raise ConfigError(
                 f"{config.method} has no preset {config.preset!r}.", nearest(config.preset, method.presets)
             )
-        build(method.config_class, config.hyper, f"method {config.method!r}")
+        hyper = build(method.config_class, config.hyper, f"method {config.method!r}")
+        if config.part()[1] > 1 and not getattr(hyper, "independent", False):
+            raise ConfigError(
+                f"{config.method} carries state from image to image, so its stream cannot be split into shards.",
+                "Leave shard out.",
+            )
         data = str((config.dataset, config.corruption, config.severity, config.block, config.order, config.batch_size))
         if data not in opened:
             opened.add(data)
@@ -139,7 +155,7 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
 def _stream(config: AdaptConfig, place: Place) -> Stream:
     from offsupport import data
 
-    return data.stream(
+    whole = data.stream(
         config.dataset,
         place.data,
         corruption=config.corruption,
@@ -150,6 +166,7 @@ def _stream(config: AdaptConfig, place: Place) -> Stream:
         limit=config.limit,
         batch_size=config.batch_size,
     )
+    return whole.shard(*config.part()) if config.shard else whole
 
 
 def _measured(result: Result) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,26 +92,34 @@ def _kept(source: BuiltIn, path: Path) -> nn.Module:
     return _kept(source, path)
 
 
-def _digits_network() -> nn.Module:
-    from offsupport.training.digits import digits_network
+def _network(recipe: str) -> nn.Module:
+    from offsupport.training.digits import CLASSES
+    from offsupport.training.recipe import read_recipe
+    from offsupport.training.run import fresh_network
 
-    return digits_network()
+    return fresh_network(read_recipe(recipe), CLASSES)
 
 
-def _digits_trained() -> nn.Module:
+def _trained(recipe: str) -> nn.Module:
     import torch
 
-    from offsupport.training.digits import EPOCHS, digits_model
+    from offsupport.training import read_recipe, train_on_the_spot
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the weights must not depend on who happens to train them
     try:
-        with progress("Training digits-small", EPOCHS) as advance:
-            return digits_model(advance=advance)
+        with progress(f"Training {recipe}", read_recipe(recipe).epochs) as advance:
+            return train_on_the_spot(recipe, advance=advance)
     finally:
         torch.set_num_threads(threads)
 
 
-MODELS.register("digits-small")(
-    BuiltIn("a small residual network, trained on the embedded digits on the spot", _digits_network, _digits_trained)
-)
+_ON_THE_SPOT = {
+    "digits-small": "a small residual network",
+    "digits-mae": "a tiny masked autoencoder with a head on its frozen encoder",
+    "digits-mae-joint": "a tiny masked autoencoder trained to reconstruct and classify",
+    "digits-mae-finetune": "a tiny masked autoencoder fine-tuned to classify",
+}
+for _name, _about in _ON_THE_SPOT.items():
+    _sentence = f"{_about}, trained on the embedded digits on the spot"
+    MODELS.register(_name)(BuiltIn(_sentence, partial(_network, _name), partial(_trained, _name)))

@@ -14,7 +14,7 @@ from offsupport.bench.store import Record
 from offsupport.core.files import canonical_json
 from offsupport.functional import wilson
 
-_COLUMNS = {"method", "hyper", "dataset", "corruption", "severity", "seed"}
+_COLUMNS = {"method", "hyper", "dataset", "corruption", "severity", "seed", "shard"}
 """Settings that a row or column of a table tells by itself, and the seed, over which it averages."""
 
 
@@ -26,6 +26,8 @@ class Part:
     domain: str
     differing: tuple[str, ...] = ()
     """Settings that are not the same in all results it is laid out with, beside seed, method and data."""
+    shards: tuple[Record, ...] = ()
+    """The results of all its shards, where the stream was split."""
 
     @property
     def method(self) -> str:
@@ -43,7 +45,10 @@ class Part:
     @cached_property
     def images(self) -> tuple[Rows, Bools]:
         """The rows seen, ascending, and whether each was right."""
-        return unpack(self.record.deterministic["domains"][self.domain]["images"])
+        found = [unpack(r.deterministic["domains"][self.domain]["images"]) for r in self.shards or (self.record,)]
+        rows, correct = (np.concatenate(part) for part in zip(*found, strict=True))
+        order = np.argsort(rows, kind="stable")
+        return rows[order], correct[order]
 
 
 def parts_of(records: Iterable[Record]) -> list[Part]:
@@ -55,7 +60,15 @@ def parts_of(records: Iterable[Record]) -> list[Part]:
         for name in sorted(set(names) - _COLUMNS)
         if len({canonical_json(record.cell.config.get(name)) for record in adapted}) > 1
     )
-    return [Part(record, domain, differing) for record in adapted for domain in record.deterministic["domains"]]
+    whole: dict[str, list[Record]] = {}
+    for record in adapted:
+        settings = {name: value for name, value in record.cell.config.items() if name != "shard"}
+        whole.setdefault(canonical_json(settings), []).append(record)
+    return [
+        Part(found[0], domain, differing, tuple(found))
+        for found in whole.values()
+        for domain in found[0].deterministic["domains"]
+    ]
 
 
 def mixed_weights(records: Iterable[Record]) -> list[str]:

@@ -32,13 +32,21 @@ def diagnose(
     labels: Path | None = typer.Option(None, help="Their labels."),
     target: Path | None = typer.Option(None, help="Your own target samples, one per row."),
     shift: str = typer.Option("auto", help="Kind of shift of your targets, if known: dense or sparse."),
+    model: str | None = typer.Option(None, help="A deep network instead: zoo:NAME, file:PATH, digits-small."),
+    images: Path | None = typer.Option(None, help="Folder of its target images; --source is then a folder, too."),
     out: Path = typer.Option(DEFAULT_OUT, help="Folder for diagnosis.json, diagnosis.png and diagnosis.svg."),
     json: bool = JSON,
 ) -> None:
     """Say by which theorem a target is recoverable, or which assumption fails by how much, and draw it.
 
-    For a process of the synthetic study, or for your own arrays: an Extrapolator is fitted to them first.
+    For a process of the synthetic study; for your own arrays, to which an Extrapolator is fitted first; or for a deep
+    network and a folder of images.
     """
+    if model is not None or images is not None:
+        from offsupport.cli.diagnose_model import diagnose_images
+
+        diagnose_images(model, images, source, out, json)
+        return
     if source is not None or labels is not None or target is not None:
         if source is None or labels is None or target is None:
             raise ConfigError("Your own arrays come in three files.", "Give --source, --labels and --target.")

@@ -111,6 +111,13 @@ class Stream:
     def _domain_name(self, image: int) -> str:
         return MIXED if self.recipe.schedule == MIXED else self.domains[self.plan.domain[image]].name
 
+    def shard(self, number: int, of: int) -> Stream:
+        """Return every ``of``-th image from image ``number`` on; batches keep those of their images that are in it."""
+        kept = np.arange(self.num_images) % of == number
+        before = np.concatenate([[0], np.cumsum(kept)])
+        plan = Plan(self.plan.domain[kept], self.plan.rows[kept], np.unique(before[self.plan.bounds]))
+        return Stream(self.domains, plan, self.recipe)
+
     def describe(self) -> dict[str, Any]:
         """Everything a result must state about its data, as plain JSON values."""
         counts = np.bincount(self.plan.domain, minlength=len(self.domains)).tolist()

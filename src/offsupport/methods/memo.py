@@ -118,5 +118,5 @@ class Memo(PixelAdapter):
             return marginal_entropy(self.network(copies))
 
     def _return_to_source(self) -> None:
-        memory, generator = self.memory.copy(), self.generator.get_state()
-        self.restore(dataclasses.replace(self._start, memory=memory, generator=generator))
+        # The random generator too: what came before an image must not decide how it is seen.
+        self.restore(dataclasses.replace(self._start, memory=self.memory.copy()))

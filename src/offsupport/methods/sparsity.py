@@ -94,6 +94,7 @@ class Constrained(Adapter):
         projection = find_projection(self.model)
         left_out = [] if projection is None else [projection]  # no prediction depends on it
         left_out += [] if self.config.train_head else [self.head()[1]]
+        left_out += getattr(self, "never_updated", list)()
         generator = torch.Generator().manual_seed(derive_seed("low-rank updates", self.options.seed))
         self.low_rank = add_updates(self.model, self.config.rank, self.config.initial_gates, generator, left_out)
         if not self.low_rank:

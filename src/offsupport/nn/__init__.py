@@ -2,20 +2,29 @@
 
 from offsupport.nn.architectures import build_network
 from offsupport.nn.loading import load_model
+from offsupport.nn.mae import MaeConfig, MaskedAutoencoder, mae
+from offsupport.nn.mae_weights import load_mae
+from offsupport.nn.masking import Masking, draw_masks
 from offsupport.nn.norm import adopt_batch_norm, affine_parameters, norm_layers
 from offsupport.nn.normalized import Normalized
 from offsupport.nn.projected import WithProjection, projected, projection_head
 from offsupport.nn.resnet import ResNet, group_norm, resnet18, resnet26, resnet50
 
 __all__ = [
+    "MaeConfig",
+    "MaskedAutoencoder",
+    "Masking",
     "Normalized",
     "ResNet",
     "WithProjection",
     "adopt_batch_norm",
     "affine_parameters",
     "build_network",
+    "draw_masks",
     "group_norm",
+    "load_mae",
     "load_model",
+    "mae",
     "norm_layers",
     "projected",
     "projection_head",

@@ -7,6 +7,7 @@ import re
 from torch import nn
 
 from offsupport.core.errors import ConfigError, nearest
+from offsupport.nn.mae import SIZES, mae
 from offsupport.nn.normalized import (
     CIFAR10_MEAN,
     CIFAR10_STD,
@@ -35,7 +36,7 @@ def build_network(name: str, classes: int, normalization: str) -> nn.Module:
 
     Args:
         name: ``resnet18``, ``resnet26`` or ``resnet50``, with ``x0.25`` for a quarter of the width and ``-imagenet``
-            for the stem of large images; or ``digits-small``.
+            for the stem of large images; ``digits-small``; or ``mae-`` before a size of :func:`~offsupport.nn.mae.mae`.
         classes: Number of logits.
         normalization: One of :data:`NORMALIZATIONS`.
     """
@@ -49,9 +50,12 @@ def _network(name: str, classes: int) -> nn.Module:
     if name == "digits-small":
         # The coarse stem loses nothing: the digits were enlarged from 8x8.
         return ResNet(BasicBlock, (1, 1, 1, 1), classes, width=16, stem="imagenet")
+    if name.startswith("mae-"):
+        return mae(name.removeprefix("mae-"), classes)
     found = _NAME.fullmatch(name)
     if found is None or found["base"] not in _RESNETS:
-        raise ConfigError(f"Unknown network {name!r}.", nearest(name, [*_RESNETS, "digits-small"]))
+        known = [*_RESNETS, "digits-small", *(f"mae-{size}" for size in SIZES)]
+        raise ConfigError(f"Unknown network {name!r}.", nearest(name, known))
     width = round(64 * float(found["factor"] or 1))
     if width < 1:
         raise ConfigError(f"The network {name!r} has no channels.", "Give a larger factor: resnet18x0.25.")

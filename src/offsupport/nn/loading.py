@@ -13,6 +13,7 @@ from offsupport import zoo
 from offsupport.core.errors import ConfigError, FileError, ModelError
 from offsupport.core.weights import read_weights
 from offsupport.nn.architectures import build_network
+from offsupport.nn.mae_weights import classes_of, load_weights, our_names
 from offsupport.nn.normalized import IMAGENET_MEAN, IMAGENET_STD, Normalized
 from offsupport.nn.projected import WithProjection, projection_head
 
@@ -50,6 +51,11 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
             f"{path} does not say which network its weights belong to.",
             'Say it: load_model("file:...", network="resnet50", normalization="cifar10").',
         )
+    if network.startswith("mae-"):
+        named = our_names(weights)
+        model = build_network(network, classes_of(named, path), normalization)
+        load_weights(model.get_submodule("model"), named, str(path))  # type: ignore[arg-type]
+        return model.eval()
     body, head = split_layout(weights)
     if "fc.bias" not in body:
         raise FileError(f"{path} holds no classifier ({', '.join(_CLASSIFIERS)}).", "Take weights saved with theirs.")

@@ -45,6 +45,8 @@ class Row:
     """Predictions behind the value."""
     paper: float | None = None
     """The printed number."""
+    deviation: float | None = None
+    """Standard deviation over seeds, in tables that state it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +101,14 @@ def payload(table: Table, scale: str, records: Sequence[Record]) -> dict[str, An
     return {
         "table": table.name,
         "scale": scale,
-        "rows": [asdict(row) for row in table.rows(records)],
+        "rows": [row_values(row) for row in table.rows(records)],
         "claims": [asdict(claim) for claim in table.claims(records)],
     }
+
+
+def row_values(row: Row) -> dict[str, Any]:
+    """Return a row as plain values; a deviation only where there is one."""
+    return {name: value for name, value in asdict(row).items() if name != "deviation" or value is not None}
 
 
 def below(

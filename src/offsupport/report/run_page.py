@@ -12,6 +12,7 @@ from offsupport.bench.store import Record
 from offsupport.paper.columns import median_radii
 from offsupport.paper.synthetic import SUPPORT_RADIUS
 from offsupport.report import figures
+from offsupport.report.episodes import episode_section
 from offsupport.report.page import Badge, Figure, Page, Section, Table
 
 VERDICTS = {"holds": Badge("holds", "good"), "does-not-hold": Badge("does not hold", "bad")}
@@ -33,6 +34,7 @@ def run_page(title: str, about: str, payload: Mapping[str, Any], status: Status)
         status: Where the run stands.
     """
     sections = [*_claims(payload["claims"]), *_result(payload["rows"], status.done)]
+    sections += [episode_section(record) for record in status.done if record.cell.kind == "episode"]
     sections += [*_cost(status.done), *_unfinished(status)]
     return Page(title, f"{about}\n\n{_progress(status)}", sections, data=payload)
 

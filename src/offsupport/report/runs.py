@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.runs import Status, status
 from offsupport.bench.store import Store
 from offsupport.paper import TABLES, Options, cells_of, payload
+from offsupport.paper.declare import row_values
 from offsupport.paper.errors import error_rows
 from offsupport.report.page import write
 from offsupport.report.run_page import run_page
@@ -24,7 +24,7 @@ def write_report(folder: Path | str) -> tuple[Path, dict[str, Any]]:
     else:
         title, about = f"Benchmark {folder.name}", "A grid of cells of the user's own."
         found = status(folder)
-        data = {"rows": [asdict(row) for row in error_rows(found.done, {})], "claims": []}
+        data = {"rows": [row_values(row) for row in error_rows(found.done, {})], "claims": []}
     path = folder / "report.html"
     write(run_page(title, about, data, found), path)
     return path, data

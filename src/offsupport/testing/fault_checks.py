@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from offsupport.methods.adapter import Adapter
 from offsupport.methods.state import Snapshot
+from offsupport.nn.mae import MaskedAutoencoder
 from offsupport.testing.case import Case, changed_weights, promise, promise_same_state, run, same_bits, stream
 
 PAGE = 4096
@@ -31,12 +32,19 @@ class _NaNGradient(torch.autograd.Function):
 
 
 class Faulty(nn.Module):
-    """A model with a switch: while gradients are recorded, its ``logits`` or all its ``gradient`` become NaN."""
+    """A model with a switch: while gradients are recorded, its ``logits`` or all its ``gradient`` become NaN.
+
+    What an autoencoder reconstructs breaks in the same way.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.fault = ""
+        for module in model.modules():
+            if isinstance(module, MaskedAutoencoder):
+                # A method that learns from reconstructions may see no logits before its last step.
+                module.decoder_pred.register_forward_hook(self._break_reconstruction)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the model and break what is to be broken."""
@@ -44,7 +52,14 @@ class Faulty(nn.Module):
         parameters = self.model.named_parameters() if self.fault == "gradient" else ()
         broken: dict[str, Tensor] = {name: apply(parameter) for name, parameter in parameters}
         logits: Tensor = torch.func.functional_call(self.model, broken, (x,))
-        return logits * math.nan if self.fault == "logits" and torch.is_grad_enabled() else logits
+        return self._broken(logits)
+
+    def _break_reconstruction(self, layer: nn.Module, given: Any, out: Tensor) -> Tensor:
+        apply: Any = _NaNGradient.apply
+        return apply(out) if self.fault == "gradient" else self._broken(out)
+
+    def _broken(self, out: Tensor) -> Tensor:
+        return out * math.nan if self.fault == "logits" and torch.is_grad_enabled() else out
 
 
 def check_faults(case: Case) -> None:

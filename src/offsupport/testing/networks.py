@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from offsupport.nn.mae import mae
 from offsupport.nn.projected import projected
 
 CLASSES = 4
@@ -31,6 +33,14 @@ def toy_images(count: int, seed: int, *, shifted: bool = True) -> tuple[Tensor, 
     noise = torch.randn(count, *IMAGE, generator=generator)
     x = 0.4 + 0.09 * patterns[y] + (0.16 if shifted else 0.13) * noise
     return (0.7 * x + 0.25 if shifted else x).clamp(0, 1), y
+
+
+def _autoencoder() -> nn.Module:
+    widths = {"dim": 8, "decoder_dim": 8, "head_dim": 8}
+    depths = {"depth": 1, "decoder_depth": 1, "head_depth": 1}
+    heads = {"heads": 1, "decoder_heads": 1, "head_heads": 1}
+    shape: dict[str, Any] = {"image": IMAGE[1], "patch": 4, **widths, **depths, **heads}
+    return mae("tiny/4", CLASSES, **shape)
 
 
 def train(network: nn.Module, steps: int = 80) -> nn.Module:
@@ -103,6 +113,7 @@ NETWORKS: dict[str, Factory] = {
     "layer_norm": _trained(_Tokens),
     "no_norm": _trained(lambda: _convolutional(lambda _: nn.Identity())),
     "one_pixel": _trained(_one_pixel),
+    "mae": _trained(_autoencoder),
     "dropout": _trained(lambda: _convolutional(nn.BatchNorm2d, nn.Dropout(0.3))),
     "projection": _trained(lambda: projected(_convolutional(nn.BatchNorm2d), out=8)),
 }

@@ -13,6 +13,8 @@ from offsupport.core.errors import FileError
 from offsupport.training.loop import Run
 
 FILE = "checkpoint.safetensors"
+_KINDS = {"momentum": "momentum_buffer", "first": "exp_avg", "second": "exp_avg_sq", "steps": "step"}
+"""What optimisers remember of a parameter, by its name in the file."""
 
 
 def save(run: Run, folder: Path, identity: dict[str, Any]) -> None:
@@ -24,7 +26,8 @@ def save(run: Run, folder: Path, identity: dict[str, Any]) -> None:
         identity: What must be equal for the run to be continued: recipe, seed, data.
     """
     tensors = {f"objective.{name}": value for name, value in run.objective.state_dict().items()}
-    tensors |= {f"momentum.{name}": buffer for name, buffer in _momentum(run).items()}
+    for kind, key in _KINDS.items():
+        tensors |= {f"{kind}.{name}": value for name, value in _optimizer_state(run, key).items()}
     tensors["generator"] = run.generator.get_state()
     save_tensors(folder / FILE, tensors, {"identity": identity, "epoch": run.epoch, "log": run.log})
 
@@ -42,17 +45,19 @@ def resume(run: Run, folder: Path, identity: dict[str, Any]) -> None:
             "Continue it with what it was begun with, or give another folder.",
         )
     run.objective.load_state_dict(_under("objective.", tensors))
-    buffers = _under("momentum.", tensors)
-    for name, parameter in run.objective.named_parameters():
-        if name in buffers:
-            run.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffers[name])
+    for kind, key in _KINDS.items():
+        values = _under(f"{kind}.", tensors)
+        for name, parameter in run.objective.named_parameters():
+            if name in values:
+                like = parameter if values[name].shape == parameter.shape else values[name]
+                run.optimizer.state[parameter][key] = torch.empty_like(like).copy_(values[name])
     run.generator.set_state(tensors["generator"])
     run.epoch, run.log = manifest["epoch"], manifest["log"]
 
 
-def _momentum(run: Run) -> dict[str, Tensor]:
+def _optimizer_state(run: Run, key: str) -> dict[str, Tensor]:
     state = run.optimizer.state
-    return {name: state[p]["momentum_buffer"] for name, p in run.objective.named_parameters() if p in state}
+    return {name: state[p][key] for name, p in run.objective.named_parameters() if key in state.get(p, {})}
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

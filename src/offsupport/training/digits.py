@@ -28,10 +28,23 @@ def digits_model(seed: int = 0, advance: Callable[[], None] = lambda: None) -> n
         seed: Seed of initialisation, order and augmentation.
         advance: Called after each of :data:`EPOCHS` epochs.
     """
-    recipe = read_recipe(RECIPE)
-    run = begin(recipe, fresh_objective(recipe, CLASSES, seed), seed, ALONE)
-    for _ in epochs(
-        recipe, run, *split(load(recipe.dataset, split="train"), recipe.held_out), advance=lambda *_: advance()
-    ):
+    return train_on_the_spot(RECIPE, seed, advance)
+
+
+def train_on_the_spot(name: str, seed: int = 0, advance: Callable[[], None] = lambda: None) -> nn.Module:
+    """Train a recipe on the digits, and the one it starts from, without a folder.
+
+    Args:
+        name: Name of the recipe.
+        seed: Seed of initialisation, order and augmentation.
+        advance: Called after each epoch of the recipe itself.
+    """
+    recipe = read_recipe(name)
+    objective = fresh_objective(recipe, CLASSES, seed)
+    if recipe.start is not None:
+        objective.start_from(train_on_the_spot(recipe.start, seed).state_dict())
+    run = begin(recipe, objective, seed, ALONE)
+    parts = split(load(recipe.dataset, split="train"), recipe.held_out)
+    for _ in epochs(recipe, run, *parts, advance=lambda *_: advance()):
         pass
     return run.objective.model.eval()

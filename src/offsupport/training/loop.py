@@ -27,7 +27,7 @@ class Run:
     """Everything that changes during training; between two epochs it is all a run consists of."""
 
     objective: Objective
-    optimizer: torch.optim.SGD
+    optimizer: torch.optim.Optimizer
     generator: torch.Generator
     team: Team
     epoch: int = 0
@@ -61,11 +61,17 @@ def begin(recipe: Recipe, objective: Objective, seed: int, team: Team) -> Run:
     objective.to(team.device)
     if recipe.channels_last:
         objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Run(objective, _optimizer(recipe, objective), torch.Generator().manual_seed(seed), team)
+
+
+def _optimizer(recipe: Recipe, objective: Objective) -> torch.optim.Optimizer:
     learnt = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(
-        learnt, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay, nesterov=recipe.nesterov
-    )
-    return Run(objective, optimizer, torch.Generator().manual_seed(seed), team)
+    decay = recipe.weight_decay
+    if recipe.optimizer == "adamw":
+        groups: list[dict[str, Any]] = [{"params": [p for p in learnt if p.dim() > 1]}]
+        groups.append({"params": [p for p in learnt if p.dim() <= 1], "weight_decay": 0.0})
+        return torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.momentum, 0.95), weight_decay=decay)
+    return torch.optim.SGD(learnt, lr=recipe.lr, momentum=recipe.momentum, weight_decay=decay, nesterov=recipe.nesterov)
 
 
 def epochs(
@@ -87,6 +93,7 @@ def epochs(
         advance: Called after each epoch, with 1 and a few words.
     """
     call = run.team.wrap(run.objective)
+    train = run.objective.prepare(train)
     while run.epoch < recipe.epochs and _held_out_accuracy(run.log) < target:
         started = time.monotonic()
         line = {"epoch": run.epoch + 1, **_epoch(recipe, run, call, train)}
@@ -113,7 +120,8 @@ def _epoch(recipe: Recipe, run: Run, call: nn.Module, train: Examples) -> dict[s
     total, right = 0.0, 0.0
     for step, rows in enumerate(torch.split(order, recipe.batch_size)):
         rate = pace(recipe, run.epoch * steps + step, steps)
-        run.optimizer.param_groups[0].update(rate._asdict())
+        for group in run.optimizer.param_groups:
+            group.update(rate._asdict())
         x, labels = train.batch(rows)
         views = [_prepared(recipe, run, x, view, side) for _ in range(run.objective.views)]
         loss = call(views, run.team.share(labels))

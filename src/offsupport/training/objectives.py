@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from offsupport.core.registry import Registry
 from offsupport.functional import nt_xent
 from offsupport.nn import WithProjection, projected
 from offsupport.nn.inspect import capture_input, find_head
+
+if TYPE_CHECKING:
+    from offsupport.training.loop import Examples
 
 OBJECTIVES: Registry[type[Objective]] = Registry("objective")
 
@@ -59,6 +62,10 @@ class Objective(nn.Module, ABC):
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
         """Begin with the weights of another recipe instead of fresh ones."""
         self.model.load_state_dict(weights)
+
+    def prepare(self, train: Examples) -> Examples:
+        """Return what is trained on, asked once before the first epoch; what stays the same may be computed ahead."""
+        return train
 
     def after_step(self) -> None:
         """Called when the optimiser has made its step."""

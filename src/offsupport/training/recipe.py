@@ -19,7 +19,7 @@ Views = Literal["none", "shift", "shift-flip", "crop-flip", "simclr"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a source model is trained: stochastic gradient descent with Nesterov or plain momentum."""
+    """How a source model is trained."""
 
     about: str
     """One line for people."""
@@ -28,7 +28,7 @@ class Recipe:
     network: str
     """Name of the architecture (``resnet18x0.25``)."""
     objective: str = "supervised"
-    """What is minimised: ``supervised``, ``joint``, ``moco`` or ``probe``."""
+    """What is minimised: ``supervised``, ``joint``, ``moco``, ``probe``, ``mae``, ``mae-head`` or ``mae-joint``."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Settings of the objective."""
     start: str | None = None
@@ -43,14 +43,17 @@ class Recipe:
     """Images per step."""
     lr: float
     """Largest learning rate."""
-    schedule: Literal["one-cycle", "cosine"] = "one-cycle"
-    """``one-cycle`` rises and falls with every step; ``cosine`` falls to a thousandth, epoch by epoch."""
+    schedule: Literal["one-cycle", "cosine", "warm-up"] = "one-cycle"
+    """``one-cycle`` rises and falls with every step; ``cosine`` falls to a thousandth, epoch by epoch; ``warm-up``
+    rises in the first tenth of the steps and then falls as a cosine to nothing."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Stochastic gradient descent, or Adam with decoupled weight decay and a second moment decay of 0.95."""
     momentum: float = 0.9
-    """Momentum; the one-cycle schedule swings by 0.05 around it."""
+    """Momentum; the one-cycle schedule swings by 0.05 around it. First moment decay of AdamW, which does not swing."""
     nesterov: bool = True
-    """Nesterov's momentum."""
+    """Nesterov's momentum, of SGD."""
     weight_decay: float = 5e-4
-    """Weight decay, of all parameters."""
+    """Weight decay, of all parameters; with AdamW of all but vectors."""
     views: Views = "none"
     """How images are varied."""
     shift: int = 4

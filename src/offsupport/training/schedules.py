@@ -22,10 +22,18 @@ class Pace(NamedTuple):
 
 def pace(recipe: Recipe, step: int, steps_per_epoch: int) -> Pace:
     """Return the learning rate and momentum of a step, counted from 0 over all epochs."""
+    if recipe.schedule == "warm-up":
+        return Pace(_warm_up(recipe.lr, step, recipe.epochs * steps_per_epoch), recipe.momentum)
     if recipe.schedule == "cosine":
         floor = recipe.lr * 1e-3
         return Pace(_cosine(recipe.lr, floor, step // steps_per_epoch / recipe.epochs), recipe.momentum)
     return _one_cycle(recipe, step, recipe.epochs * steps_per_epoch)
+
+
+def _warm_up(lr: float, step: int, total: int) -> float:
+    """He et al. (2022): linearly up in a tenth of the steps, then half a cosine down to nothing."""
+    top = max(1, total // 10)
+    return lr * (step + 1) / top if step < top else _cosine(lr, 0.0, (step - top) / (total - top))
 
 
 def _one_cycle(recipe: Recipe, step: int, total: int) -> Pace:

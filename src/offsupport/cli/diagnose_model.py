@@ -1,0 +1,83 @@
+"""``offsupport diagnose --model M --images DIR``: how far from the source, where in the image, which kind of shift."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from offsupport.cli.output import emit_json, emit_table, say
+from offsupport.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_SOURCE, MOST_TARGETS = 400, 200
+
+
+def diagnose_images(model: str | None, images: Path | None, source: Path | None, out: Path, as_json: bool) -> None:
+    """Diagnose a folder of images under a network and write the numbers and the picture.
+
+    Args:
+        model: Name of the network.
+        images: Folder of target images.
+        source: Folder of source images; None for the data a model of the zoo was trained on, where that is embedded.
+        out: Folder for diagnosis.json, diagnosis.png and diagnosis.svg.
+        as_json: Whether the numbers go to standard output as JSON.
+    """
+    if model is None or images is None:
+        raise ConfigError("A network and its images come together.", "Give --model and --images.")
+    from offsupport.bench.models import load_model
+    from offsupport.core.files import atomic, write_json
+    from offsupport.theory import diagnose_model
+
+    network = load_model(model, out)
+    reference = _source(model, source)
+    targets, names = _folder(images, reference.shape[-1], MOST_TARGETS)
+    found = diagnose_model(network, reference, targets)
+    data = {"model": model, "images": names, **found.to_dict()}
+    write_json(out / "diagnosis.json", data)
+    figure = found.plot()
+    for kind in ("png", "svg"):
+        with atomic(out / f"diagnosis.{kind}") as file:
+            figure.savefig(file, format=kind, dpi=120)
+    if as_json:
+        emit_json(data)
+    else:
+        rows = [
+            [name, kind, f"{d:.2f}", f"{q:.2f}", f"{s:.0%}"]
+            for name, kind, d, q, s in zip(
+                names, found.regime, found.distance.tolist(), found.quantile.tolist(), found.share.tolist(), strict=True
+            )
+        ]
+        emit_table(model, ["image", "regime", "distance", "quantile", "patches off"], rows)
+        typer.echo(str(found))
+    say(f"picture: {out / 'diagnosis.png'}")
+
+
+def _source(model: str, folder: Path | None) -> Tensor:
+    """Return source images: those of the folder, or the embedded digits for a network that was trained on them."""
+    import numpy as np
+
+    from offsupport.data import load
+
+    if folder is not None:
+        return _folder(folder, None, MOST_SOURCE)[0]
+    if not model.startswith("digits"):
+        raise ConfigError(
+            "What is usual for this network is not known.", "Give a folder of images it was trained on: --source DIR."
+        )
+    digits = load("digits", split="train")
+    return digits.tensor(np.arange(min(len(digits), MOST_SOURCE)))
+
+
+def _folder(folder: Path, size: int | None, most: int) -> tuple[Tensor, list[str]]:
+    """Return the images of a folder and their names, resized and cropped to one size where one is given."""
+    import numpy as np
+
+    from offsupport.data.folders import open_folder
+
+    found = open_folder(folder, size)
+    rows = np.linspace(0, len(found) - 1, min(len(found), most)).astype(int)
+    return found.tensor(rows), [Path(found.files[row]).name for row in rows]

@@ -1,0 +1,93 @@
+"""One episode of MAE test-time training, looked at while it happens: what is seen, reconstructed and believed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from offsupport.core.errors import InputError
+from offsupport.methods.mae_ttt import MaeTtt
+from offsupport.nn.masking import Masking, draw_masks
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """What an episode looked like.
+
+    Attributes:
+        original: (C, H, W) the image.
+        masked: (C, H, W) the same with the removed patches grey.
+        before: (C, H, W) what the source weights make of the visible patches.
+        after: (C, H, W) what the adapted weights make of them.
+        loss: Reconstruction loss under that mask before the first and after each iteration.
+        probabilities: (iterations + 1, K) of the whole image, likewise.
+    """
+
+    original: Tensor
+    masked: Tensor
+    before: Tensor
+    after: Tensor
+    loss: list[float]
+    probabilities: Tensor
+
+
+def watch_episode(adapter: MaeTtt, x: Tensor) -> Episode:
+    """Run one episode and record it; the adapter is left as it was.
+
+    Args:
+        adapter: A ``mae-ttt`` or ``mae-ttt+em`` adapter.
+        x: One image (1, C, H, W).
+    """
+    if x.dim() != 4 or len(x) != 1:
+        raise InputError(f"An episode is of one image, and this batch has shape {tuple(x.shape)}.", "Pass x[:1].")
+    state, passes = adapter.snapshot(), dict(adapter.passes)
+    with torch.enable_grad(), adapter.policy.using(adapter.statistics):
+        try:
+            return _watch(adapter, x.detach())
+        finally:
+            adapter.restore(state)
+            adapter.passes = passes
+
+
+def _watch(adapter: MaeTtt, x: Tensor) -> Episode:
+    mae, given = adapter.inside.mae, adapter.inside.reach(x)
+    # A mask of its own, the same at every look, so that what changes is the network.
+    looking = torch.Generator().manual_seed(0)
+    shown = draw_masks(1, mae.config.patches, adapter.config.mask_ratio, looking).to(x.device)
+    loss, probabilities = [_loss(adapter, given, shown)], [adapter.predict(x).softmax(1)]
+    before = _reconstruction(adapter, given, shown)
+    for _ in adapter.iterations(x, adapter.generator_for(x)):
+        loss.append(_loss(adapter, given, shown))
+        probabilities.append(adapter.predict(x).softmax(1))
+    after = _reconstruction(adapter, given, shown)
+    masked = torch.where(_removed(adapter, shown) > 0, 0.5, x)
+    before, after = (_as_given(image, given, x) for image in (before, after))
+    return Episode(x[0], masked[0], before[0], after[0], loss, torch.cat(probabilities))
+
+
+def _removed(adapter: MaeTtt, shown: Masking) -> Tensor:
+    """1 where pixels were removed, (1, C, H, W)."""
+    mae = adapter.inside.mae
+    return mae.unpatchify(shown.mask[..., None].expand(-1, -1, mae.config.patch**2 * mae.config.channels))
+
+
+def _as_given(image: Tensor, given: Tensor, x: Tensor) -> Tensor:
+    """Undo the normalisation before the autoencoder: per channel, what takes ``given`` back to ``x``."""
+    spread, mean = torch.std_mean(given, (0, 2, 3), keepdim=True)
+    wanted, centre = torch.std_mean(x, (0, 2, 3), keepdim=True)
+    return (image - mean) * (wanted / spread.clamp(min=1e-6)) + centre
+
+
+@torch.no_grad()
+def _loss(adapter: MaeTtt, given: Tensor, shown: Masking) -> float:
+    return float(adapter.inside.mae.loss(given, shown))
+
+
+@torch.no_grad()
+def _reconstruction(adapter: MaeTtt, given: Tensor, shown: Masking) -> Tensor:
+    """The predicted patches where patches were removed, the visible ones where they were not."""
+    mae = adapter.inside.mae
+    pixels = mae.pixels_to_images(given, mae.reconstruct(given, shown))
+    return torch.where(_removed(adapter, shown) > 0, pixels, given)

@@ -1,0 +1,174 @@
+"""What Tables 3 and 4 share: the arms, the cells they take, and rows and claims about accuracies."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from offsupport import zoo
+from offsupport.bench.adapt_cell import AdaptConfig
+from offsupport.bench.cell import Cell
+from offsupport.bench.episode_cell import EpisodeConfig
+from offsupport.bench.results import Part, difference, estimate, parts_of
+from offsupport.bench.store import Record
+from offsupport.data import STANDARD
+from offsupport.paper.declare import Claim, Options, Row, below
+
+ENOUGH_CLEAN = 0.65
+"""Below this clean accuracy of the probe, the joint model is adapted as well."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a grid is, and what it is computed on.
+
+    Args:
+        about: One line for people.
+        dataset: The corrupted data.
+        models: The source model of each regime: ``probe``, ``joint`` and ``finetune``.
+        hyper: Hyper-parameters of both methods.
+        seeds: Number of seeds; each draws its own images and its own masks.
+        limit: Images per corruption and seed, the same for every arm.
+        together: Whether one cell takes all corruptions; else each has its own, so that more may run at once.
+    """
+
+    about: str
+    dataset: str
+    models: Mapping[str, str]
+    hyper: Mapping[str, float]
+    seeds: int
+    limit: int
+    together: bool = False
+
+
+SCALES = {
+    "smoke": Scale(
+        "six embedded digits per corruption and seed, a tiny autoencoder trained on the spot",
+        "digits-c",
+        {"probe": "digits-mae", "joint": "digits-mae-joint", "finetune": "digits-mae-finetune"},
+        {"steps": 3, "masks": 8, "lr": 5e-3},
+        seeds=2,
+        limit=6,
+        together=True,
+    ),
+    "small": Scale(
+        "CIFAR-10-C, 34 random images per corruption for each of three seeds, 10 steps, 32 masks; the zoo's network",
+        "cifar10-c",
+        {
+            "probe": "zoo:cifar10-mae-tiny",
+            "joint": "zoo:cifar10-mae-tiny-joint",
+            "finetune": "zoo:cifar10-mae-tiny-finetune",
+        },
+        {"steps": 10, "masks": 32, "lr": 5e-3},
+        seeds=3,
+        limit=34,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One thing that is compared: a source model and what is done to it at test time.
+
+    Args:
+        model: ``probe``, ``joint`` or ``finetune``.
+        em_steps: Entropy steps per iteration; 0 is MAE-TTT, None is no adaptation.
+    """
+
+    model: str
+    em_steps: int | None = None
+
+
+def arm_cells(scale: Scale, arms: Sequence[Arm], options: Options) -> list[Cell]:
+    """Return the cells of these arms: every corruption at severity 5, every seed."""
+    corruptions: list[str | list[str]] = [list(STANDARD)] if scale.together else list(STANDARD)
+    return [
+        _config(scale, arm, corruption, seed).cell()
+        for seed in range(options.seeds or scale.seeds)
+        for corruption in corruptions
+        for arm in arms
+    ]
+
+
+def episode_cell(scale: Scale) -> Cell:
+    """Return the cell of one episode, for the report to show."""
+    hyper = {**scale.hyper, "em_steps": 1}
+    model = scale.models["probe"]
+    return EpisodeConfig(
+        dataset=scale.dataset, method="mae-ttt+em", corruption="gaussian_noise", hyper=hyper, model=model
+    ).cell()
+
+
+def _config(scale: Scale, arm: Arm, corruption: str | list[str], seed: int) -> AdaptConfig:
+    method = {None: "source", 0: "mae-ttt"}.get(arm.em_steps, "mae-ttt+em")
+    hyper = {} if arm.em_steps is None else dict(scale.hyper)
+    hyper |= {"em_steps": arm.em_steps} if arm.em_steps else {}
+    settings = {"dataset": scale.dataset, "method": method, "corruption": corruption, "hyper": hyper}
+    model = scale.models[arm.model]
+    return AdaptConfig(**settings, model=model, seed=seed, limit=scale.limit, batch_size=16)  # type: ignore[arg-type]
+
+
+def adapted_models(scale: Scale) -> list[str]:
+    """Return the regimes that are adapted: the probe, as in the paper, and the joint model where the probe is weak."""
+    name = scale.models["probe"].removeprefix("zoo:")
+    known = scale.models["probe"].startswith("zoo:") and name in zoo.names()
+    weak = known and zoo.card(name)["test"]["accuracy"] < ENOUGH_CLEAN
+    return ["probe", "joint"] if weak else ["probe"]
+
+
+Arms = dict[Arm, dict[str, list[Part]]]
+"""For each arm and corruption the results of all seeds."""
+
+
+def by_arm(records: Sequence[Record]) -> Arms:
+    """Sort results by arm and corruption."""
+    regimes = {model: regime for scale in SCALES.values() for regime, model in scale.models.items()}
+    found: Arms = {}
+    for part in parts_of(records):
+        config = part.record.cell.config
+        regime = regimes[config["model"].partition("@")[0]]
+        steps = {"source": None, "mae-ttt": 0}.get(config["method"], config["hyper"].get("em_steps"))
+        found.setdefault(Arm(regime, steps), {}).setdefault(part.domain.partition("/")[0], []).append(part)
+    return found
+
+
+def whole(columns: Mapping[str, Sequence[Part]]) -> list[Part]:
+    """Return the results on all corruptions."""
+    return [part for parts in columns.values() for part in parts]
+
+
+def accuracy_row(method: str, column: str, parts: Sequence[Part], paper: float | None) -> Row:
+    """Return the accuracy over parts in percent, its interval, and its deviation over seeds."""
+    found = estimate(parts)
+    seeds: dict[int, list[Part]] = {}
+    for part in parts:
+        seeds.setdefault(part.record.cell.config["seed"], []).append(part)
+    each = [100 * (1 - estimate(own).value) for own in seeds.values()]
+    return Row(
+        method=method,
+        column=column,
+        metric="accuracy",
+        unit="percent",
+        value=100 * (1 - found.value),
+        low=100 * (1 - found.high),
+        high=100 * (1 - found.low),
+        n=found.n,
+        paper=paper,
+        deviation=statistics.stdev(each) if len(each) > 1 else None,
+    )
+
+
+def compare(arms: Arms, better: Arm, worse: Arm, sentence: str, corruption: str | None = None) -> list[Claim]:
+    """Hold the claim that one arm errs less than another against the images both saw; nothing where one is missing."""
+    if better not in arms or worse not in arms:
+        return []
+    shared = [name for name in arms[better] if name in arms[worse] and corruption in (None, name)]
+    ours, theirs = ([part for name in shared for part in arms[arm][name]] for arm in (better, worse))
+    quantity = f"error({_words(better)}) - error({_words(worse)})"
+    return [below(sentence, difference(ours, theirs), quantity)] if shared else []
+
+
+def _words(arm: Arm) -> str:
+    adapted = {None: "no adaptation", 0: "mae-ttt"}.get(arm.em_steps, f"mae-ttt+em, {arm.em_steps} steps")
+    return f"{arm.model}, {adapted}"

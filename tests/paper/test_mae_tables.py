@@ -1,0 +1,101 @@
+"""Tables 3 and 4 from made-up results: arms, averages, deviations, claims and the paper's own arithmetic."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from record_maker import make_record
+
+from offsupport import zoo
+from offsupport.data import STANDARD
+from offsupport.paper import TABLES, Options, cells_of, payload
+from offsupport.paper.mae_arms import SCALES, Arm, adapted_models, by_arm
+from offsupport.paper.table3 import PRINTED
+
+MODELS = SCALES["smoke"].models
+RATES = {None: 0.4, 0: 0.5, 1: 0.7, 2: 0.7, 3: 0.6}
+METHODS = {None: "source", 0: "mae-ttt"}
+
+
+def record(arm, corruption, rate, seed):
+    rng = np.random.default_rng([seed, STANDARD.index(corruption)])
+    correct = rng.permutation(40) < 40 * rate  # the same images are easy for every arm
+    hyper = {"em_steps": arm.em_steps} if arm.em_steps else {}
+    method = METHODS.get(arm.em_steps, "mae-ttt+em")
+    return make_record(method, corruption, correct, "digits-c", hyper=hyper, model=MODELS[arm.model], seed=seed)
+
+
+def records(arms, seeds=2):
+    return [record(arm, c, rate + 0.1 * s, s) for arm, rate in arms.items() for c in STANDARD for s in range(seeds)]
+
+
+def test_table4_has_a_column_per_number_of_steps():
+    found = payload(TABLES["table4"], "smoke", records({Arm("probe", k): rate for k, rate in RATES.items()}))
+    rows = {row["column"]: row for row in found["rows"]}
+    assert list(rows) == ["source", "em-0", "em-1", "em-2", "em-3"]
+    assert [row["value"] for row in rows.values()] == pytest.approx([45, 55, 75, 75, 65])
+    assert rows["em-1"]["paper"] == 63.99
+    assert rows["em-1"]["deviation"] == pytest.approx(np.std([70, 80], ddof=1))
+    assert rows["em-1"]["n"] == 15 * 2 * 40
+    assert all(row["low"] <= row["value"] <= row["high"] for row in rows.values())
+    verdicts = [claim["verdict"] for claim in found["claims"]]
+    assert verdicts == ["holds", "holds", "undecided", "does-not-hold"]
+    assert {row["metric"] for row in rows.values()} == {"accuracy"}
+
+
+def test_table4_shows_the_joint_model_where_it_was_adapted():
+    both = {Arm(model, k): rate for model in ("probe", "joint") for k, rate in RATES.items()}
+    methods = {row["method"] for row in payload(TABLES["table4"], "smoke", records(both))["rows"]}
+    assert methods == {"mae-ttt+em", "mae-ttt+em (joint)"}
+
+
+def test_table3_compares_regimes_per_corruption():
+    arms = {Arm("joint"): 0.3, Arm("finetune"): 0.4, Arm("probe"): 0.4, Arm("probe", 0): 0.5, Arm("probe", 1): 0.7}
+    made = [r for r in records(arms, seeds=1) if not (r.cell.config["corruption"] == "fog" and r.cell.config["hyper"])]
+    made.append(record(Arm("probe", 1), "fog", 0.2, 0))
+    found = payload(TABLES["table3"], "smoke", made)
+    rows = {(row["method"], row["column"]): row for row in found["rows"]}
+    assert len(rows) == 5 * 16
+    assert rows["joint-train", "digits-c/avg"]["value"] == pytest.approx(30)
+    assert rows["mae-ttt", "digits-c/avg"]["paper"] == 43.25
+    assert rows["mae-ttt+em", "digits-c/fog"]["paper"] == 47.8
+    verdicts = {claim["claim"]: claim["verdict"] for claim in found["claims"]}
+    assert verdicts["entropy steps lower the error of MAE-TTT"] == "holds"
+    assert verdicts["entropy steps lower the error of MAE-TTT on fog"] == "does-not-hold"
+    assert verdicts["entropy steps lower the error of MAE-TTT on snow"] == "holds"
+
+
+def test_averages_are_those_of_the_printed_entries():
+    averages = {method: values["avg"] for method, values in PRINTED.items()}
+    assert averages["mae-ttt"] == 43.25  # 45.92 is printed
+    assert averages["mae-ttt+em"] == 47.75  # 47.77 is printed
+    assert averages["joint-train"] == pytest.approx(26.88, abs=0.01)
+    assert averages["fine-tune"] == pytest.approx(34.45, abs=0.01)
+    assert averages["vit-probe"] == pytest.approx(32.06, abs=0.01)
+    assert all(len(values) == 16 and set(values) - {"avg"} == set(STANDARD) for values in PRINTED.values())
+
+
+def test_table3_takes_what_table4_has_computed():
+    four = cells_of(TABLES["table4"], "smoke", Options())
+    three = cells_of(TABLES["table3"], "smoke", Options())
+    shared = set(four) & set(three)
+    assert {cell.config["method"] for cell in shared} == {"source", "mae-ttt", "mae-ttt+em"}
+    assert {cell.config["model"] for cell in set(three) - shared} == {"digits-mae-joint", "digits-mae-finetune"}
+    assert sum(cell.kind == "episode" for cell in three) == 1
+
+
+@pytest.mark.parametrize(("accuracy", "models"), [(0.5, ["probe", "joint"]), (0.7, ["probe"])])
+def test_a_weak_probe_brings_the_joint_model_in(accuracy, models, monkeypatch):
+    monkeypatch.setattr(zoo, "names", lambda: ["cifar10-mae-tiny"])
+    monkeypatch.setattr(zoo, "card", lambda name: {"test": {"accuracy": accuracy}, "file_sha256": "ab" * 32})
+    assert adapted_models(SCALES["small"]) == models
+    cells = cells_of(TABLES["table4"], "small", Options())
+    assert len(cells) == 3 * 15 * 5 * len(models) + 1
+    assert {cell.config.get("limit") for cell in cells if cell.kind == "adapt"} == {34}
+    assert len(cells_of(TABLES["table4"], "small", Options(seeds=1))) == 15 * 5 * len(models) + 1
+
+
+def test_arms_are_found_again_whatever_the_hash_of_the_weights():
+    made = make_record("source", "fog", [1, 0], model="zoo:cifar10-mae-tiny@abcdefabcdef")
+    assert list(by_arm([made])) == [Arm("probe", None)]
+    assert dataclasses.replace(Arm("probe"), em_steps=0) == Arm("probe", 0)
