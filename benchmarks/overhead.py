@@ -138,6 +138,7 @@ CASES = (
         for r in (4, 16, 64)
     ),
     Case("shot+sc", "shot+sc", forward_backward, STEP, over="shot"),
+    Case("tesla+sc", "tesla+sc", teacher_and_student, STEP, over="tesla"),
 )
 WARM_UP = 2
 EXPECTED: dict[Passes, tuple[int, int]] = {
