@@ -121,3 +121,11 @@ def test_a_constrained_method_reports_its_gates_and_ranks(tmp_path):
     assert findings["gates"]["fc"] == [0.0, 0.0]
     assert json.loads(json.dumps(findings)) == findings
     assert "findings" not in run_adapt(SMALL, Place(tmp_path)).deterministic
+
+
+def test_source_statistics_from_the_test_split_are_called_a_leak(tmp_path):
+    fair = run_adapt(dataclasses.replace(SMALL, method="eata"), Place(tmp_path))
+    leak = run_adapt(dataclasses.replace(SMALL, method="eata", source_split="test"), Place(tmp_path))
+    assert any("leak" in remark for remark in leak.deterministic["warnings"])
+    assert not any("leak" in remark for remark in fair.deterministic["warnings"])
+    assert (fair.provenance["source_split"], leak.provenance["source_split"]) == ("train", "test")

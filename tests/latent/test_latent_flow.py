@@ -1,13 +1,14 @@
 """The flow's likelihood and hand-written gradient against automatic differentiation; the fit finds a planted map."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from offsupport.latent.draws import draw
 from offsupport.latent.flow import FlowShape, gradient, kink, log_density, transform, views
-from offsupport.latent.flow_fit import KEPT, FlowConfig, Problem, Stage, cycle, fit_flow, reseed, whitening
+from offsupport.latent.flow_fit import KEPT, FlowConfig, Problem, Stage, cycle, fit_flow, reseed, train, whitening
 from offsupport.latent.process import Process
 
 SHAPE = FlowShape(d=3, layers=3, labels=2)
@@ -107,3 +108,16 @@ def test_reseeding_draws_straight_units_of_the_outer_layer_and_leaves_the_others
     stage = Stage(1, fresh)
     assert stage.widths(3)[0][:, :, 0].tolist() == [pytest.approx([1.0, KEPT, KEPT])] * 4
     assert views(stage.speeds(SHAPE, 0.2, flat), SHAPE).A[0][0, :, 0].tolist() == pytest.approx([1.0, 0.2, 0.2])
+
+
+def test_last_stage_moves_all_layers_in_its_own_batches_and_lowers_the_likelihood_gap():
+    flat, x, labels = random_flows()
+    problem = Problem(x, labels, SHAPE)
+    config = FlowConfig(layers=3, batch_size=1, polish_batch=50)
+    before = flat.clone()
+    train(problem, flat, 1, 100, Stage(2), config, torch.Generator().manual_seed(0))
+    assert ((flat - before).abs() > 0).all()
+    assert (problem.nll(flat, 1) < problem.nll(before, 1)).all()
+    other = before.clone()
+    train(problem, other, 1, 100, Stage(2), replace(config, polish_batch=20), torch.Generator().manual_seed(0))
+    assert not torch.equal(flat, other)

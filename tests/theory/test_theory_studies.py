@@ -50,7 +50,7 @@ def test_its_likelihood_is_the_change_of_variables(truth):
 
 
 def test_gap_study_has_oracles_that_beat_an_unfinished_fit():
-    study = gap_study([10_600, 10_601], 10, QUICK)
+    study = gap_study([10_600, 10_601], 10, replace(QUICK, polish_steps=200))
     assert set(study.accuracy) == {"extrapolator", "flow begun at the truth", "true density"}
     assert all(len(runs) == 2 for columns in study.accuracy.values() for runs in columns.values())
     assert min(study.accuracy["true density"]["dense-12"]) > 0.8

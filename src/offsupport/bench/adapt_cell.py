@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from offsupport.methods import Adapter
 
 
+LEAK = "A leak: {method} took its source statistics from the clean twins of the images it is scored on."
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptConfig:
     """Everything the result of one adaptation run depends on."""
@@ -53,7 +56,9 @@ class AdaptConfig:
     limit: int | None = None
     """Number of images, drawn at random; None for all."""
     source_images: int = 2000
-    """For methods that can use source statistics: so many training images at most; 0 for none."""
+    """For methods that can use source statistics: so many images at most; 0 for none."""
+    source_split: Literal["train", "test"] = "train"
+    """Where those come from. ``test``, the uncorrupted twins of the stream, is a leak, and every report says so."""
     shard: str | None = None
     """``0/4`` for the first of four equal parts of the stream, for methods whose images are episodes of their own."""
     threads: int = 1
@@ -89,6 +94,8 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
         adapter = _adapter(config, model, place)
         result = offsupport.evaluate(adapter, stream, protocol=config.protocol)
     remarks = list(dict.fromkeys(str(warning.message) for warning in said))
+    if adapter.source and config.source_split == "test":
+        remarks.append(LEAK.format(method=config.method))
     about = stream.describe()
     provenance = {
         "weights_sha256": model_sha256(model),
@@ -98,6 +105,7 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
         "images": about["n"],
         "limit": config.limit,
         "source_images": adapter.source.samples if adapter.source else 0,
+        "source_split": config.source_split if adapter.source else None,
     }
     timing = {"seconds": result.seconds, "peak_bytes": result.memory}
     findings = adapter.findings()
@@ -106,7 +114,7 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
 
 
 def _adapter(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
-    """Wrap the model; a method that can use source statistics gets them from the training split of the clean data."""
+    """Wrap the model; a method that can use source statistics gets them from the clean data."""
     from offsupport.data import stream
     from offsupport.methods.factory import adapt, source_stats
     from offsupport.methods.registry import METHODS
@@ -114,7 +122,8 @@ def _adapter(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
     stats = None
     if METHODS[config.method].info.source != "none" and config.source_images:
         clean = config.dataset.removesuffix("-c")
-        images = stream(clean, place.data, split="train", limit=config.source_images, batch_size=config.batch_size)
+        limit, size = config.source_images, config.batch_size
+        images = stream(clean, place.data, split=config.source_split, limit=limit, batch_size=size)
         stats = source_stats(model, images, config.method)
     return adapt(model, config.method, preset=config.preset, source=stats, seed=config.seed, **config.hyper)
 

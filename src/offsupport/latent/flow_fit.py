@@ -20,6 +20,7 @@ from offsupport.latent.flow import FlowShape, Width, gradient, kink, log_density
 
 SHARP = 0.01  # width at which kinks end, in units of the representation's standard deviation
 KEPT = 0.05  # width of kinks that a stage keeps
+POLISHED = 0.1  # width of kinks at the start of the last stage
 STRAIGHT = 0.3  # log slopes below this in size bend nothing
 MONITORED = 4000  # source samples the starts are compared on
 
@@ -38,12 +39,14 @@ class FlowConfig:
     """Steps of the first stage."""
     inner_steps: int = 3000
     """Steps of the stage that keeps one layer; those that keep more take half."""
-    polish_steps: int = 4000
-    """Steps of the last stage: all layers, sharp kinks."""
+    polish_steps: int = 2500
+    """Steps of the last stage: all layers, kinks sharp already."""
+    polish_batch: int = 500
+    """Samples per step of the last stage: small batches end above the likelihood that is there to be had."""
     batch_size: int = 64
-    """Samples per step."""
+    """Samples per step of the others."""
     lr: float = 0.05
-    """Largest step size of a stage; the last stage takes a fifth."""
+    """Largest step size of a stage; the last stage takes two fifths."""
     kept_lr: float = 0.2
     """Step size of kept layers, relative."""
 
@@ -184,25 +187,25 @@ def train(
         flat: (R * starts, count) parameters.
         starts: Flows per run.
         steps: Number of steps.
-        stage: What is kept; a stage that keeps all but the last layer polishes: all layers move, a fifth as fast.
-        config: Batch size and step sizes.
+        stage: What is kept; a stage that keeps all but the last layer polishes: all layers move alike.
+        config: Batch sizes and step sizes.
         rng: Draws the order of the samples.
     """
     polish = stage.kept == problem.shape.layers - 1
-    begin = stage.widths(problem.shape.layers)
+    begin = [POLISHED] * stage.kept if polish else stage.widths(problem.shape.layers)
     speed = torch.ones_like(flat[:1]) if polish else stage.speeds(problem.shape, config.kept_lr, flat)
-    peak = config.lr / 5 if polish else config.lr
+    peak, size, warm = (0.4 * config.lr, config.polish_batch, 0.1) if polish else (config.lr, config.batch_size, 0.3)
     gradients, m, v = (torch.zeros_like(flat) for _ in range(3))
     beta1, beta2 = 0.9, 0.99
     for step in range(steps):
-        x, labels = _batch(problem, starts, config.batch_size, rng)
+        x, labels = _batch(problem, starts, size, rng)
         widths = [w * (SHARP / w) ** (step / steps) for w in begin]
         gradient(flat, problem.shape, x, labels, widths, gradients)
         m.lerp_(gradients, 1 - beta1)
         v.mul_(beta2).addcmul_(gradients, gradients, value=1 - beta2)
-        lr = peak * cycle(step / steps) / (1 - beta1 ** (step + 1))
-        size = (v / (1 - beta2 ** (step + 1))).sqrt_().add_(1e-8)
-        flat.sub_((m / size).mul_(speed), alpha=lr)
+        lr = peak * cycle(step / steps, warm) / (1 - beta1 ** (step + 1))
+        scale = (v / (1 - beta2 ** (step + 1))).sqrt_().add_(1e-8)
+        flat.sub_((m / scale).mul_(speed), alpha=lr)
 
 
 def cycle(t: float, warm: float = 0.3) -> float:

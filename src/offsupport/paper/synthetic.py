@@ -18,6 +18,8 @@ from offsupport.paper.errors import Printed
 
 SUPPORT_RADIUS = Process().radius
 """Where the source support of s ends, and with it, as c is continuous here, what Theorem 1 guarantees."""
+FIRST = 1000
+"""Process seed of the first run: results of the seeds below were seen while the estimators were built."""
 BLOCK = 25
 """Runs per cell: small enough to resume, large enough to be batched."""
 TRANSDUCTIVE_BLOCK = 50
@@ -57,7 +59,7 @@ def blocks(
     asked: Options,
     **settings: Any,
 ) -> list[Cell]:
-    """Return the cells of a synthetic table: methods x kinds of shift x blocks of runs with seeds 0, 1, ...
+    """Return the cells of a synthetic table: methods x kinds of shift x blocks of runs, seeds from :data:`FIRST` on.
 
     Args:
         methods: The rows.
@@ -90,11 +92,11 @@ def method_blocks(method: str, shift: str, distances: Sequence[float], runs: int
             method=method,
             shift=shift,  # type: ignore[arg-type]  # checked when the cell is prepared
             distances=list(distances),
-            first=first,
-            runs=min(block, runs - first),
+            first=FIRST + done,
+            runs=min(block, runs - done),
             **{**defaults, **settings},
         ).cell()
-        for first in range(0, runs, block)
+        for done in range(0, runs, block)
     ]
 
 

@@ -8,7 +8,7 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.radius_cell import RadiusConfig
 from offsupport.bench.store import Record
 from offsupport.paper.declare import TABLES, Claim, Options, Table
-from offsupport.paper.synthetic import BLOCK, below_by_column, blocks, bounded, synthetic_rows
+from offsupport.paper.synthetic import BLOCK, FIRST, below_by_column, blocks, bounded, synthetic_rows
 
 METHODS = (
     "only-source",
@@ -50,8 +50,8 @@ def grid(scale: str, options: Options) -> list[Cell]:
     runs = min(options.runs or RUNS[scale], RADIUS_RUNS)
     for shift in ("dense", "sparse"):
         cells += [
-            RadiusConfig(shift=shift, first=first, runs=min(BLOCK, runs - first)).cell()
-            for first in range(0, runs, BLOCK)
+            RadiusConfig(shift=shift, first=FIRST + done, runs=min(BLOCK, runs - done)).cell()
+            for done in range(0, runs, BLOCK)
         ]
     return cells
 
