@@ -3,7 +3,7 @@
     python benchmarks/latent_docs.py [--check]
 
 Each table stands between two comments that name it, ``<!-- table1 dense -->`` and ``<!-- /table1 dense -->``: a folder
-under results/ and a group of columns, and if only some rows are shown, their names: ``<!-- table1 dense: vae, imsda -->``.
+under results/ and a group of columns; with the names of rows where only some are shown, ``<!-- table1 dense: vae -->``.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -73,7 +73,8 @@ def _gains(payload: dict[str, Any], columns: list[str]) -> list[list[str]]:
         found = {m.group(2): c for c in payload["claims"] if (m := pattern.fullmatch(c["claim"]))}
         if any(column in found for column in columns):
             gains = [_gain(found[column]) if column in found else "" for column in columns]
-            body.append([f"gain over {theirs}", *gains, ""])
+            points = next(iter(found.values()))["evidence"]["unit"] == "percentage points"
+            body.append([f"gain over {theirs}" + (", points" if points else ""), *gains, ""])
     return body
 
 
