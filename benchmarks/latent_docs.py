@@ -1,9 +1,10 @@
-"""Write the tables of docs/extrapolate.md from the results stored under results/.
+"""Write the synthetic tables of docs/extrapolate.md and README.md from the results stored under results/.
 
     python benchmarks/latent_docs.py [--check]
 
 Each table stands between two comments that name it, ``<!-- table1 dense -->`` and ``<!-- /table1 dense -->``: a folder
-under results/ and a group of columns. --check changes nothing and fails if a table is not what the results say.
+under results/ and a group of columns; with the names of rows where only some are shown, ``<!-- table1 dense: vae -->``.
+--check changes nothing and fails if a table is not what the results say.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "extrapolate.md"
+PAGES = (ROOT / "docs" / "extrapolate.md", ROOT / "README.md")
 MARKED = re.compile(r"(<!-- (\S+) (.+?) -->\n)(.*?)(<!-- /\2 \3 -->)", re.DOTALL)
 GAINS = (("extrapolator", "only-source"), ("extrapolator", "trimmed-nn"))
 
@@ -25,8 +26,15 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
     """Return a page whose marked tables are those of the results."""
 
     def table(found: re.Match[str]) -> str:
-        before, name, group, _, after = found.groups()
-        return before + "".join(f"{line}\n" for line in lines(stored(results / name), group)) + after
+        before, name, what, _, after = found.groups()
+        if not (results / name / f"{name}.json").is_file():
+            return found.group()  # a table of something else
+        group, _, methods = what.partition(": ")
+        payload = stored(results / name)
+        if methods:
+            shown = methods.split(", ")
+            payload = {"rows": [row for row in payload["rows"] if row["method"] in shown], "claims": []}
+        return before + "".join(f"{line}\n" for line in lines(payload, group)) + after
 
     return MARKED.sub(table, text)
 
@@ -65,7 +73,8 @@ def _gains(payload: dict[str, Any], columns: list[str]) -> list[list[str]]:
         found = {m.group(2): c for c in payload["claims"] if (m := pattern.fullmatch(c["claim"]))}
         if any(column in found for column in columns):
             gains = [_gain(found[column]) if column in found else "" for column in columns]
-            body.append([f"gain over {theirs}", *gains, ""])
+            points = next(iter(found.values()))["evidence"]["unit"] == "percentage points"
+            body.append([f"gain over {theirs}" + (", points" if points else ""), *gains, ""])
     return body
 
 
@@ -104,15 +113,14 @@ def _markdown(heads: list[str], body: list[list[str]]) -> list[str]:
 
 
 def main() -> int:
-    """Write or check the page."""
+    """Write or check the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    before = PAGE.read_text()
-    after = write_tables(before)
-    if parser.parse_args().check:
-        return int(before != after)
-    PAGE.write_text(after)
-    return 0
+    check = parser.parse_args().check
+    stale = [page for page in PAGES if write_tables(page.read_text()) != page.read_text()]
+    for page in stale if not check else ():
+        page.write_text(write_tables(page.read_text()))
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":

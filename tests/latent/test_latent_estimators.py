@@ -262,3 +262,16 @@ def test_classes_have_confidences_and_numbers_have_intervals():
     assert "predict_interval" in caught.value.remedy
     with pytest.raises(ConfigError, match="level"):
         numbers.predict_interval(X, level=90)
+
+
+def test_the_published_target_likelihood_puts_c_hat_between_the_classes():
+    draws = draw(Process(shift="sparse", n_source=1500), range(1_000_000, 1_000_003), [18])
+    size = {}
+    for weight in (0.1, 0.0):
+        model = Vae(shift="sparse", kl=0.1, batch_size=64, likelihood=weight).fit(draws.x, draws.y, draws.x_tgt[:, 0])
+        c_src, y = model.latents(draws.x)[0], draws.y.numpy()
+        means = np.stack([[c[label == k].mean(0) for k in (0, 1)] for c, label in zip(c_src, y, strict=True)])
+        apart = np.linalg.norm(means[:, 1] - means[:, 0], axis=-1)
+        size[weight] = np.linalg.norm(model.latents(draws.x_tgt[:, 0])[0][:, 0], axis=-1) / apart
+    assert (size[0.1] < 0.25).all()  # at the origin, which is where N(0, I) is largest
+    assert (size[0.0] > 1).all()

@@ -20,9 +20,12 @@ def writer():
     return module
 
 
-def test_the_page_shows_the_stored_results():
-    page = ROOT / "docs" / "extrapolate.md"
-    assert writer().write_tables(page.read_text()) == page.read_text()
+@pytest.mark.parametrize("page", ["docs/extrapolate.md", "README.md"])
+def test_the_page_shows_the_stored_results(page):
+    text = (ROOT / page).read_text()
+    assert writer().write_tables(text) == text
+    named = {name for _, name, *_ in writer().MARKED.findall(text)}
+    assert named & {folder.name for folder in RESULTS}
 
 
 def test_a_number_that_is_not_the_stored_one_is_replaced(tmp_path):
