@@ -60,7 +60,8 @@ def main() -> None:
     except OSError as error:
         sys.stderr.write(f"offsupport: {error}\n  Check the path, its permissions and the space left on the disk.\n")
         sys.exit(2)
-    except SystemExit as end:
-        if end.code == INTERRUPTED:
-            sys.stderr.write("offsupport: interrupted; the same command again goes on from what is done\n")
-        raise
+    except (SystemExit, KeyboardInterrupt) as end:  # the latter where the signal fell outside what typer watches
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
+        sys.stderr.write("offsupport: interrupted; the same command again goes on from what is done\n")
+        sys.exit(INTERRUPTED)
