@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from offsupport.cli import main
+
 
 def offsupport(*words, **options):
     command = [sys.executable, "-m", "offsupport", *words]
@@ -51,3 +53,26 @@ def test_ctrl_c_says_so(tmp_path):
     assert "Training" in line
     assert "interrupted" in rest
     assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(130)])
+def test_an_interrupt_is_said_and_ends_with_130_wherever_it_falls(end, monkeypatch, capsys):
+    def interrupted():
+        raise end
+
+    monkeypatch.setattr(main, "app", interrupted)
+    with pytest.raises(SystemExit) as found:
+        main.main()
+    assert found.value.code == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_other_exits_keep_their_code_and_say_nothing(monkeypatch, capsys):
+    def ended():
+        raise SystemExit(4)
+
+    monkeypatch.setattr(main, "app", ended)
+    with pytest.raises(SystemExit) as found:
+        main.main()
+    assert found.value.code == 4
+    assert not capsys.readouterr().err

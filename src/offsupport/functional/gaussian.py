@@ -65,9 +65,7 @@ def precision(cov: Tensor) -> Tensor:
     return torch.cholesky_inverse(cholesky(cov))
 
 
-def gaussian_kl(
-    mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor, *, factor_b: Tensor | None = None
-) -> Tensor:
+def gaussian_kl(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor) -> Tensor:
     """Kullback-Leibler divergence of N(mean_a, cov_a) from N(mean_b, cov_b), KL(a || b), over leading dimensions.
 
     Args:
@@ -75,14 +73,13 @@ def gaussian_kl(
         cov_a: (..., D, D)
         mean_b: (..., D)
         cov_b: (..., D, D)
-        factor_b: The :func:`cholesky` factor of ``cov_b``, where it is known already.
 
     Example:
         >>> zero, one = torch.zeros(1), torch.ones(1, 1)
         >>> gaussian_kl(zero + 2, one, zero, one)
         tensor(2.)
     """
-    factor_a, factor_b = cholesky(cov_a), cholesky(cov_b) if factor_b is None else factor_b
+    factor_a, factor_b = cholesky(cov_a), cholesky(cov_b)
     # tr(B^-1 A) = ||L_B^-1 L_A||_F^2
     whitened: Tensor = torch.linalg.solve_triangular(factor_b, factor_a, upper=False)
     gap: Tensor = torch.linalg.solve_triangular(factor_b, (mean_b - mean_a)[..., None], upper=False)
