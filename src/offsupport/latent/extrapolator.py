@@ -33,7 +33,8 @@ class Extrapolator(LatentEstimator):
     Sparse shifts: the dimensions that left the source are found and distrusted (`sparse`). Dense shifts: an invertible
     model of the source is carried beyond its support (`dense`), or, where every class is a thin manifold (finite C, as
     in Theorem 1), the manifolds' tangent planes are (`manifold`). With ``shift="auto"`` the targets of a run decide,
-    all together: by whether a few moved columns explain them better than a shift of all columns (`evidence`).
+    all together: by whether a few moved columns explain them better than a shift of all columns (`evidence`). How many
+    columns a sparse shift moves is found in the same targets, unless ``d_s`` is given (`dimension`).
     """
 
     shift: Literal["auto", "dense", "sparse"] = "auto"
@@ -81,7 +82,8 @@ class Extrapolator(LatentEstimator):
     def d_c_(self) -> int | Array:
         """Dimensions of the invariant variable: as given, or the intrinsic dimension of the run's source minus d_s.
 
-        At least 1 and at most the columns minus d_s. An array with one number per run when there are several runs.
+        At least 1. Where the flow answers, which has as many latents as columns, the columns minus d_s. An array with
+        one number per run when there are several runs.
         """
         self._fitted()
         d_c = self._d_c()
@@ -93,7 +95,8 @@ class Extrapolator(LatentEstimator):
 
         That is the largest of their likeliest sets of distrusted columns, one in ten of the moved targets aside. It is
         half of the columns, the most a sparse shift may move, before any target is seen and where the shift is dense:
-        all columns move then, and nothing says how many latents stand behind that. An array for several runs.
+        all columns move then, nothing says how many latents stand behind that, and d_s only cuts the flow's latents
+        in two. An array with one number per run when there are several runs.
         """
         self._fitted()
         return np.array(self._d_s) if self.source_.batched else self._d_s[0]
@@ -227,9 +230,10 @@ class Extrapolator(LatentEstimator):
     def _d_c(self) -> list[int]:
         if self.d_c is not None:
             return [self.d_c] * len(self._d_s)
-        d_s, d = torch.tensor(self._d_s), self.source_.x.shape[-1]
-        found: list[int] = (self._dimension.round().long() - d_s).minimum(d - d_s).clamp_min(1).tolist()
-        return found
+        d = self.source_.x.shape[-1]
+        found: list[int] = self._dimension.round().long().tolist()
+        total = [d if half == "flow" else count for half, count in zip(self._halves(), found, strict=True)]
+        return [max(1, count - d_s) for count, d_s in zip(total, self._d_s, strict=True)]
 
     def _needed(self, half: Half) -> None:
         """Fit the flow if it is what answers for some run, once."""
