@@ -7,6 +7,7 @@ import torch
 from torch.distributions import MultivariateNormal
 
 from offsupport.latent import masks as masks_module
+from offsupport.latent.beam import BEAM, beam_search
 from offsupport.latent.density import fit_mixture
 from offsupport.latent.masks import all_masks, weigh
 
@@ -71,3 +72,39 @@ def test_greedy_search_finds_what_enumeration_finds(fitted, monkeypatch):
     greedy = weigh(mixture, moved, 2, -4.6)
     assert torch.equal(greedy.top(1).masks, full.top(1).masks)
     assert torch.allclose(greedy.distrust(), full.distrust(), atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def wide():
+    rng = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 2000, 4, generator=rng) @ torch.randn(2, 4, 16, generator=rng)
+    x = x + 0.3 * torch.randn(x.shape, generator=rng)
+    x = (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+    return x, fit_mixture(x, 5, 20, 1e-3, torch.Generator().manual_seed(1))
+
+
+def test_beam_search_keeps_distinct_sets_and_their_exact_densities(wide):
+    x, mixture = wide
+    samples = x[:, :6] + 20 * (torch.arange(16) % 3 == 0)
+    masks, density = beam_search(mixture, samples, 8, -4.6)
+    for r, i in itertools.product(range(2), range(6)):
+        rows = {
+            tuple(row.nonzero()[:, 0].tolist()): float(value)
+            for row, value in zip(masks[r, i], density[r, i], strict=True)
+        }
+        assert len(rows) == masks.shape[2] == 1 + sum(min(BEAM, 16 - size + 1) for size in range(1, 9))
+        for hidden in list(rows)[::13]:
+            assert rows[hidden] == pytest.approx(float(brute_force(mixture, r, samples[r, i], hidden)), rel=1e-6)
+
+
+def test_beam_search_ends_where_larger_sets_stop_paying_and_does_not_mind_its_batch(wide, monkeypatch):
+    x, mixture = wide
+    samples = x[:, :40].clone()
+    samples[0, :, :5] += 20
+    together = weigh(mixture, samples, 8, -4.6)
+    assert torch.equal(together.likeliest()[0, :, :5], torch.ones(40, 5, dtype=torch.bool))
+    assert weigh(mixture, x[:, :3], 8, -4.6).masks.sum(-1).max() < 8
+    monkeypatch.setattr("offsupport.latent.beam.MOST_ENTRIES", 1)
+    apart = weigh(mixture, samples, 8, -4.6)
+    assert torch.allclose(apart.distrust(), together.distrust(), atol=1e-3)
+    assert torch.equal(apart.likeliest(), together.likeliest())

@@ -11,6 +11,7 @@ from torch import Tensor
 from offsupport.latent.evidence import DECISIVE, log_odds
 from offsupport.latent.flow import FlowShape
 from offsupport.latent.flow_fit import FlowConfig
+from offsupport.latent.masks import Weighed
 from offsupport.latent.sparse import SparseModel
 
 FULL = 0.6  # share of the columns the (biased down) intrinsic dimension reaches where a source fills its space
@@ -29,7 +30,9 @@ class Finding:
         return f"{self.shift}: {self.reason}"
 
 
-def decide(model: SparseModel, x: Tensor, dimension: Tensor, thin: Tensor, flow: FlowConfig) -> list[Finding]:
+def decide(
+    model: SparseModel, weighed: Weighed, x: Tensor, dimension: Tensor, thin: Tensor, flow: FlowConfig
+) -> list[Finding]:
     """Return the finding of every run on its targets x (R, m, d).
 
     Evidence of three to one for the average target decides; no single target counts for more than a hundred to one, so
@@ -39,12 +42,12 @@ def decide(model: SparseModel, x: Tensor, dimension: Tensor, thin: Tensor, flow:
 
     Args:
         model: The sparse model, whose density both hypotheses start from.
+        weighed: The sets of distrusted dimensions it finds for the targets.
         x: Standardised targets.
         dimension: (R,) intrinsic dimensions of the source.
         thin: (R,) runs whose classes are manifolds.
         flow: How the dense model would be fitted.
     """
-    weighed = model.weigh(x)
     odds = log_odds(model.mixture, weighed, x, model.config.log_prior).clamp(-MOST, MOST).mean(-1)
     moved = weighed.distrust().sum(-1).mean(-1)
     _, n, d = model.source.x.shape

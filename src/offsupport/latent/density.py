@@ -27,6 +27,10 @@ class Mixture:
     precision: Tensor
     log_det: Tensor
 
+    def select(self, runs: Tensor) -> Mixture:
+        """Return the mixtures of some of the runs."""
+        return Mixture(self.log_weight[runs], self.mean[runs], self.precision[runs], self.log_det[runs])
+
     def log_density(self, x: Tensor, masks: Tensor) -> Tensor:
         """Return the log density of the dimensions that a mask keeps.
 

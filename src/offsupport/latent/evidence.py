@@ -37,8 +37,7 @@ def log_odds(mixture: Mixture, weighed: Weighed, x: Tensor, log_prior: float) ->
 
 def sparse_evidence(weighed: Weighed, log_prior: float) -> Tensor:
     """Return the log evidence (R, m) of moved columns: sizes of sets are equally likely, then sets."""
-    size, d = weighed.masks.sum(-1), weighed.masks.shape[-1]
-    largest = int(size.max())
+    size, d, largest = weighed.masks.sum(-1), weighed.masks.shape[-1], weighed.largest
     sets = [math.inf, *(math.log(largest * math.comb(d, count)) for count in range(1, largest + 1))]
     prior = -torch.tensor(sets, dtype=torch.float64)[size]  # no set at all is the other half of the hypothesis
     return (weighed.kept_density + log_prior * size.double() + prior).logsumexp(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from offsupport.latent.base import Array, LatentEstimator
 from offsupport.latent.code import Code, fit_code
 from offsupport.latent.decision import Finding, decide
 from offsupport.latent.dense import DenseModel, fit_dense
-from offsupport.latent.dimension import intrinsic_dimension
+from offsupport.latent.dimension import changing_dimension, intrinsic_dimension
 from offsupport.latent.flow_fit import FlowConfig
 from offsupport.latent.inputs import Source
 from offsupport.latent.interval import KEPT_OUT, flow_multiple, sparse_multiple
@@ -33,7 +33,8 @@ class Extrapolator(LatentEstimator):
     Sparse shifts: the dimensions that left the source are found and distrusted (`sparse`). Dense shifts: an invertible
     model of the source is carried beyond its support (`dense`), or, where every class is a thin manifold (finite C, as
     in Theorem 1), the manifolds' tangent planes are (`manifold`). With ``shift="auto"`` the targets of a run decide,
-    all together: by whether a few moved columns explain them better than a shift of all columns (`evidence`).
+    all together: by whether a few moved columns explain them better than a shift of all columns (`evidence`). How many
+    columns a sparse shift moves is found in the same targets, unless ``d_s`` is given (`dimension`).
     """
 
     shift: Literal["auto", "dense", "sparse"] = "auto"
@@ -41,7 +42,7 @@ class Extrapolator(LatentEstimator):
     d_c: int | None = None
     """Dimensions of the invariant variable; None: estimated (see ``d_c_``)."""
     d_s: int | None = None
-    """Dimensions of the changing variable, the most a sparse shift may move; None: a third of the columns."""
+    """Dimensions of the changing variable, the most a sparse shift may move; None: found in the targets (``d_s_``)."""
     flow: FlowConfig = dataclasses.field(default_factory=FlowConfig)
     """How the dense model is fitted."""
     masked: SparseConfig = dataclasses.field(default_factory=SparseConfig)
@@ -50,18 +51,18 @@ class Extrapolator(LatentEstimator):
     def _fit(self, source: Source, x_tgt: Tensor | None) -> None:
         d = source.x.shape[-1]
         self._check(d)
-        self.d_s_ = self.d_s or max(1, d // 3)
+        self._most = self.d_s or max(1, d // 2)  # a sparse shift leaves at least half of the columns alone
+        self._d_s = [self._most] * len(source.x)
         self._dimension = intrinsic_dimension(source.x)
-        self._d_c = self._dimensions(source)
         self._codes: dict[bytes, Code] = {}
         self.sparse_: SparseModel | None = None
         self.dense_: DenseModel | None = None
         if self.shift != "dense":
-            self.sparse_ = fit_sparse(source, self.d_s_, self.masked, lambda part: self._rng("sparse", part))
+            self.sparse_ = fit_sparse(source, self._most, self.masked, lambda part: self._rng("sparse", part))
         self.manifolds_, self.thin_ = fit_manifolds(source)
         self._findings = [self._given()] * len(source.x)
-        if x_tgt is not None and self.shift == "auto":
-            self._decide(x_tgt)
+        if x_tgt is not None:
+            self._look(x_tgt)
         for half in set(self._halves()):
             self._needed(half)
 
@@ -81,10 +82,24 @@ class Extrapolator(LatentEstimator):
     def d_c_(self) -> int | Array:
         """Dimensions of the invariant variable: as given, or the intrinsic dimension of the run's source minus d_s.
 
-        At least 1 and at most the columns minus d_s. An array with one number per run when there are several runs.
+        At least 1. Where the flow answers, which has as many latents as columns, the columns minus d_s. An array with
+        one number per run when there are several runs.
         """
         self._fitted()
-        return np.array(self._d_c) if self.source_.batched else self._d_c[0]
+        d_c = self._d_c()
+        return np.array(d_c) if self.source_.batched else d_c[0]
+
+    @property
+    def d_s_(self) -> int | Array:
+        """Dimensions of the changing variable: as given, or as many columns as the targets seen last moved.
+
+        That is the largest of their likeliest sets of distrusted columns, one in ten of the moved targets aside. It is
+        half of the columns, the most a sparse shift may move, before any target is seen and where the shift is dense:
+        all columns move then, nothing says how many latents stand behind that, and d_s only cuts the flow's latents
+        in two. An array with one number per run when there are several runs.
+        """
+        self._fitted()
+        return np.array(self._d_s) if self.source_.batched else self._d_s[0]
 
     @torch.no_grad()
     def distrust(self, X: Any) -> Array:
@@ -92,8 +107,9 @@ class Extrapolator(LatentEstimator):
         source, x = self._ready(X)
         if self.sparse_ is None:
             raise ModelError("A dense shift moves every column.", "Fit with shift='sparse' or 'auto'.")
+        self._look(x)
         full = torch.zeros(*x.shape[:2], source.width, dtype=torch.float64)
-        full[..., source.columns] = self.sparse_.weigh(x).distrust().double()
+        full[..., source.columns] = self._sparsely(lambda model, runs: model.weigh(x[runs]).distrust().double())
         return self._out(full.numpy())
 
     def latents(self, X: Any) -> tuple[Array, Array]:
@@ -132,41 +148,41 @@ class Extrapolator(LatentEstimator):
 
     def _half_width(self, half: Half, x: Tensor, level: float) -> Tensor:
         if half == "sparse":
-            assert self.sparse_ is not None  # noqa: S101 - told to the type checker
-            return sparse_multiple(self.sparse_, level, self._rng("interval")) * self.sparse_.spread(x)
-        assert self.dense_ is not None  # noqa: S101 - as above; class manifolds are no regression
+            return self._sparsely(
+                lambda model, runs: sparse_multiple(model, level, self._rng("interval")) * model.spread(x[runs])
+            )
+        assert self.dense_ is not None  # noqa: S101 - told to the type checker; class manifolds are no regression
         source = self.source_
         multiple = flow_multiple(self.dense_, source.x[:, :KEPT_OUT], source.y[:, :KEPT_OUT], level)
         return multiple * self.dense_.moments(x)[1]
 
-    def code(self, trusted: Tensor) -> Code:
-        """Return the code of the trusted columns (R, d), fitted at its first use."""
-        key = trusted.numpy().tobytes()
+    def code(self, trusted: Tensor, runs: Tensor | None = None) -> Code:
+        """Return the code of the trusted columns (R, d) of all runs, or of these, which share d_s; fitted once."""
+        runs = torch.arange(len(trusted)) if runs is None else runs
+        d_c, largest = torch.tensor(self._d_c())[runs], self._d_s[int(runs[0])]
+        key = b"".join(part.numpy().tobytes() for part in (trusted, runs, d_c, torch.tensor(largest)))
         if key not in self._codes:
             with torch.enable_grad():
                 self._codes[key] = fit_code(
-                    self.source_, trusted, torch.tensor(self._d_c), self.d_s_, lambda part: self._rng("code", part)
+                    self.source_.select(runs), trusted, d_c, largest, lambda part: self._rng("code", part)
                 )
         return self._codes[key]
 
     def _output(self, x: Tensor) -> Tensor:
-        if self.shift == "auto":
-            self._decide(x)
+        self._look(x)
         return self._choose({half: self._half_output(half, x) for half in set(self._halves())})
 
     def _half_output(self, half: Half, x: Tensor) -> Tensor:
         self._needed(half)
         if half == "sparse":
-            assert self.sparse_ is not None  # noqa: S101 - told to the type checker
-            return self.sparse_.output(x)
+            return self._sparsely(lambda model, runs: model.output(x[runs]))
         if half == "manifold":
             return self.manifolds_.posterior(x)
-        assert self.dense_ is not None  # noqa: S101 - as above
+        assert self.dense_ is not None  # noqa: S101 - told to the type checker
         return self.dense_.moments(x)[0] if self.source_.task == "regression" else self.dense_.posterior(x)
 
     def _latents(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if self.shift == "auto":
-            self._decide(x)
+        self._look(x)
         found = {half: self._half_latents(half, x) for half in set(self._halves())}
         c_hat, s_hat = (_align({half: parts[i] for half, parts in found.items()}) for i in (0, 1))
         return self._choose(c_hat), self._choose(s_hat)
@@ -177,13 +193,20 @@ class Extrapolator(LatentEstimator):
             return self.manifolds_.latents(x)
         if half == "flow":
             assert self.dense_ is not None  # noqa: S101 - told to the type checker
-            return self.dense_.latents(x, torch.tensor(self._d_c))
-        assert self.sparse_ is not None  # noqa: S101 - as above
-        weighed = self.sparse_.weigh(x)
-        mask = weighed.top(1).masks[:, :, 0]
-        code = self.code(weighed.distrust().mean(1) <= 0.5)
-        c_hat = code.encode(x, ~mask)[..., : max(self._d_c)]
-        return c_hat, torch.where(mask, x - code.decode(x, ~mask), 0.0)
+            return self.dense_.latents(x, torch.tensor(self._d_c()))
+        c_hat, s_hat = self._sparsely(lambda model, runs: self._coded(model, runs, x[runs])).unbind(1)
+        return c_hat[..., : max(self._d_c())], s_hat
+
+    def _coded(self, model: SparseModel, runs: Tensor, x: Tensor) -> Tensor:
+        """Return c_hat, zeros beyond d_c, and s_hat of runs that share d_s, (R, 2, m, d)."""
+        weighed = model.weigh(x)
+        mask = weighed.likeliest()
+        code = self.code(weighed.distrust().mean(1) <= 0.5, runs)
+        return torch.stack([code.encode(x, ~mask), torch.where(mask, x - code.decode(x, ~mask), 0.0)], 1)
+
+    def _sparsely(self, answer: Callable[[SparseModel, Tensor], Tensor]) -> Tensor:
+        assert self.sparse_ is not None  # noqa: S101 - told to the type checker
+        return self.sparse_.by_size(self._d_s, answer)
 
     def _choose(self, found: Mapping[Half, Tensor]) -> Tensor:
         """Take every run from the half that answers for it."""
@@ -193,16 +216,24 @@ class Extrapolator(LatentEstimator):
         dense: list[Half] = ["manifold" if thin else "flow" for thin in self.thin_]
         return [dense[r] if finding.shift == "dense" else "sparse" for r, finding in enumerate(self._findings)]
 
-    def _decide(self, x: Tensor) -> None:
-        assert self.sparse_ is not None  # noqa: S101 - told to the type checker
-        self._findings = decide(self.sparse_, x, self._dimension, self.thin_, self.flow)
+    def _look(self, x: Tensor) -> None:
+        """Find the shift and d_s of the targets, as far as they are not given."""
+        if self.sparse_ is None or (self.shift == "sparse" and self.d_s is not None):
+            return
+        weighed = self.sparse_.weigh(x)
+        if self.shift == "auto":
+            self._findings = decide(self.sparse_, weighed, x, self._dimension, self.thin_, self.flow)
+        if self.d_s is None:
+            found = zip(changing_dimension(weighed), self._halves(), strict=True)
+            self._d_s = [d_s if half == "sparse" else self._most for d_s, half in found]
 
-    def _dimensions(self, source: Source) -> list[int]:
+    def _d_c(self) -> list[int]:
         if self.d_c is not None:
-            return [self.d_c] * len(source.x)
-        most = max(1, source.x.shape[-1] - self.d_s_)
-        found: list[int] = (self._dimension.round().long() - self.d_s_).clamp(1, most).tolist()
-        return found
+            return [self.d_c] * len(self._d_s)
+        d = self.source_.x.shape[-1]
+        found: list[int] = self._dimension.round().long().tolist()
+        total = [d if half == "flow" else count for half, count in zip(self._halves(), found, strict=True)]
+        return [max(1, count - d_s) for count, d_s in zip(total, self._d_s, strict=True)]
 
     def _needed(self, half: Half) -> None:
         """Fit the flow if it is what answers for some run, once."""

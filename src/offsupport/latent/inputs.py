@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -50,6 +50,11 @@ class Source:
     def n_classes(self) -> int:
         """Number of classes; 0 for regression."""
         return 0 if self.classes is None else len(self.classes)
+
+    def select(self, runs: Tensor) -> Source:
+        """Return the source of some of the runs."""
+        parts = ("x", "y", "mean", "scale", "y_mean", "y_scale")
+        return replace(self, **{name: getattr(self, name)[runs] for name in parts})
 
     def standardise(self, X: Any) -> Tensor:
         """Check observations to predict and return them as (R, m, d), standardised like the source."""

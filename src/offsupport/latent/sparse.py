@@ -8,8 +8,8 @@ the influence of s goes, so it may change from sample to sample; the regression 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,6 +49,25 @@ class SparseModel:
     config: SparseConfig
     largest: int
     mixture: Mixture
+
+    def select(self, runs: Tensor, largest: int) -> SparseModel:
+        """Return the model of some of the runs, with sets of at most ``largest`` dimensions."""
+        if len(runs) == len(self.source.x):
+            return replace(self, largest=largest)
+        return SparseModel(self.source.select(runs), self.config, largest, self.mixture.select(runs))
+
+    def by_size(self, d_s: Sequence[int], answer: Callable[[SparseModel, Tensor], Tensor]) -> Tensor:
+        """Ask about every run with sets of its own largest size, and stack the answers.
+
+        Args:
+            d_s: Largest size of every run.
+            answer: Gets the model of the runs that share a size, and which these are; answers run by run.
+        """
+        sizes, found = torch.tensor(d_s), dict[int, Tensor]()
+        for largest in set(d_s):
+            runs = (sizes == largest).nonzero()[:, 0]
+            found |= zip(runs.tolist(), answer(self.select(runs, largest), runs), strict=True)
+        return torch.stack([found[r] for r in range(len(d_s))])
 
     def weigh(self, x: Tensor) -> Weighed:
         """Weigh sets of distrusted dimensions for standardised samples (R, m, d)."""

@@ -27,9 +27,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class DenseView:
-    """Latents and decoder of the flow."""
+    """Latents and decoder of the flow, of which ``d_c`` are c_hat."""
 
     estimator: Extrapolator
+    d_c: int
     name: str = "Extrapolator, dense shift"
 
     @torch.no_grad()
@@ -37,7 +38,7 @@ class DenseView:
         """Return (c_hat, s_hat)."""
         model, x = self.estimator.dense_, self.estimator.source_.standardise(X)
         assert model is not None  # noqa: S101 - `view` fitted it
-        c, s = model.latents(x, torch.as_tensor([self.estimator.d_c_]))
+        c, s = model.latents(x, torch.tensor([self.d_c]))
         return c[0].numpy(), s[0].numpy()
 
     def decode(self, z: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ class SparseView:
         return mlp(_double(self.code.decoder), c_hat)[0] + z[:, d_c:] @ place
 
     def _d_c(self) -> int:
-        return int(self.estimator.d_c_)
+        return int(self.code.used.sum())
 
 
 def view(estimator: Extrapolator, x_tgt: Any) -> DenseView | ManifoldView | SparseView:
@@ -116,7 +117,7 @@ def view(estimator: Extrapolator, x_tgt: Any) -> DenseView | ManifoldView | Spar
     if estimator.half_ == "manifold":
         return ManifoldView(estimator)
     if estimator.half_ == "flow":
-        return DenseView(estimator)
+        return DenseView(estimator, int(estimator.d_c_))
     chance = torch.from_numpy(estimator.distrust(x))[0, estimator.source_.columns]
     moved = chance > 0.5
     if not bool(moved.any()):
