@@ -31,14 +31,15 @@ REMARKS = {
 
 
 def hyper_parameters() -> list[dict[str, Any]]:
-    """Return every hyper-parameter of every method of Table 2 by preset, with the printed value where there is one."""
+    """Return every hyper-parameter of every method of Table 2 by preset; those with a printed value come first."""
     presets = [setting.preset for setting in SETTINGS.values()]
-    return [
+    lines = [
         _line(method, preset, name, value)
         for method in METHODS
         for preset in presets
         for name, value in _resolved(method, preset).items()
     ]
+    return sorted(lines, key=lambda line: line["paper"] is None)
 
 
 def _resolved(method: str, preset: str) -> dict[str, Any]:
