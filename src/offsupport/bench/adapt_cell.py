@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 UNSAID = {"shard": None, "device": "cpu"}
 """Settings that a cell leaves out where they have these values."""
+SOURCE_BATCH = 64
+"""Source images come in batches of at least this size, however few target images come at once."""
 LEAK = "A leak: {method} took its source statistics from the clean twins of the images it is scored on."
 
 
@@ -126,7 +128,7 @@ def _adapter(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
     stats = None
     if METHODS[config.method].info.source != "none" and config.source_images:
         clean = config.dataset.removesuffix("-c")
-        limit, size = config.source_images, config.batch_size
+        limit, size = config.source_images, max(config.batch_size, SOURCE_BATCH)
         images = stream(clean, place.data, split=config.source_split, limit=limit, batch_size=size)
         stats = source_stats(model, _moved(images, config.device), config.method)
     return adapt(model, config.method, preset=config.preset, source=stats, seed=config.seed, **config.hyper)
