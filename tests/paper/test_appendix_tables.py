@@ -7,6 +7,7 @@ import pytest
 from record_maker import make_record
 
 from offsupport.bench.stats import Estimate
+from offsupport.core.errors import ConfigError
 from offsupport.data import STANDARD
 from offsupport.paper import TABLES, Options, cells_of, payload, table_a2, table_a3, table_a4
 from offsupport.paper.declare import within
@@ -38,7 +39,7 @@ def test_a_preset_that_differs_from_the_paper_is_named(monkeypatch):
 
 def test_table_a2_takes_no_options_and_has_no_cells():
     assert cells_of(TABLES["tableA2"], "paper", Options()) == []
-    with pytest.raises(Exception, match="takes no --seeds.*no options"):
+    with pytest.raises(ConfigError, match=r"takes no --seeds.*no options"):
         cells_of(TABLES["tableA2"], "smoke", Options(seeds=1))
 
 
