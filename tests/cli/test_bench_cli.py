@@ -103,7 +103,8 @@ def test_a_second_run_on_one_folder_is_refused(call, tmp_path):
         (["bench", "status", "nowhere"], 2, "not a run folder"),
         (["report", "nowhere"], 2, "not a run folder"),
         (["reproduce", "tabel2"], 2, "Did you mean 'table2'"),
-        (["reproduce", "table2", "--scale", "paper"], 2, "no scale 'paper'"),
+        (["reproduce", "tuning", "--scale", "paper"], 2, "no scale 'paper'"),
+        (["reproduce", "table2", "--scale", "paper"], 3, "There are no weights at"),
         (["reproduce", "table2", "--runs", "2"], 2, "takes no --runs"),
         (["bench", "run", "--corruptions", "fogg", "--methods", "bn", "--out", "x"], 2, "Did you mean 'fog'"),
         (
@@ -127,6 +128,17 @@ def test_continual_is_one_stream(call, tmp_path):
     assert code == 0
     assert len(Store(tmp_path).grid()) == 2
     assert {row["column"] for row in json.loads(out)["rows"]} == {"digits-c/contrast", "digits-c/fog", "digits-c/avg"}
+
+
+def test_hyper_parameters_are_printed_without_anything_to_run(call, tmp_path):
+    code, out, _ = call("reproduce", "tableA2", "--out", tmp_path, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert list(found) == ["table", "scale", "rows", "claims", "hyper_parameters"]
+    assert {"method", "preset", "name", "value", "paper", "remark"} == set(found["hyper_parameters"][0])
+    code, out, _ = call("reproduce", "tableA2", "--out", tmp_path)
+    assert code == 0
+    assert "teacher_decay" in out
 
 
 def test_reproduce_keeps_its_contract(call, tmp_path):

@@ -86,7 +86,7 @@ def test_table3_takes_what_table4_has_computed():
 
 @pytest.mark.parametrize(("accuracy", "models"), [(0.5, ["probe", "joint"]), (0.7, ["probe"])])
 def test_a_weak_probe_brings_the_joint_model_in(accuracy, models, monkeypatch):
-    monkeypatch.setattr(zoo, "names", lambda: ["cifar10-mae-tiny"])
+    monkeypatch.setattr(zoo, "names", lambda: ["cifar10-mae-tiny", "cifar10-mae-tiny-joint"])
     monkeypatch.setattr(zoo, "card", lambda name: {"test": {"accuracy": accuracy}, "file_sha256": "ab" * 32})
     assert adapted_models(SCALES["small"]) == models
     cells = cells_of(TABLES["table4"], "small", Options())

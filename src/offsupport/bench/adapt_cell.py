@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from offsupport.methods import Adapter
 
 
+UNSAID = {"shard": None, "device": "cpu"}
+"""Settings that a cell leaves out where they have these values."""
+SOURCE_BATCH = 64
+"""Source images come in batches of at least this size, however few target images come at once."""
 LEAK = "A leak: {method} took its source statistics from the clean twins of the images it is scored on."
 
 
@@ -63,11 +67,13 @@ class AdaptConfig:
     """``0/4`` for the first of four equal parts of the stream, for methods whose images are episodes of their own."""
     threads: int = 1
     """Threads of the computation."""
+    device: str = "cpu"
+    """Where it is computed: ``cpu`` or ``cuda``."""
 
     def cell(self) -> Cell:
         """Return the cell of these settings; the hash of the model's weights, where it has any yet, is part of it."""
         whole = make_cell("adapt", dataclasses.replace(self, model=pinned(self.model)))
-        settings = {name: value for name, value in whole.config.items() if name != "shard" or value is not None}
+        settings = {name: value for name, value in whole.config.items() if UNSAID.get(name, ...) != value}
         return Cell(whole.kind, settings)
 
     def part(self) -> tuple[int, int]:
@@ -87,12 +93,12 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     from offsupport.methods.persist import model_sha256
 
     torch.set_num_threads(config.threads)
-    model = load_model(config.model, place.folder)
+    model = load_model(config.model, place.folder).to(config.device)
     stream = _stream(config, place)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         adapter = _adapter(config, model, place)
-        result = offsupport.evaluate(adapter, stream, protocol=config.protocol)
+        result = offsupport.evaluate(adapter, _moved(stream, config.device), protocol=config.protocol)
     remarks = list(dict.fromkeys(str(warning.message) for warning in said))
     if adapter.source and config.source_split == "test":
         remarks.append(LEAK.format(method=config.method))
@@ -122,9 +128,9 @@ def _adapter(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
     stats = None
     if METHODS[config.method].info.source != "none" and config.source_images:
         clean = config.dataset.removesuffix("-c")
-        limit, size = config.source_images, config.batch_size
+        limit, size = config.source_images, max(config.batch_size, SOURCE_BATCH)
         images = stream(clean, place.data, split=config.source_split, limit=limit, batch_size=size)
-        stats = source_stats(model, images, config.method)
+        stats = source_stats(model, _moved(images, config.device), config.method)
     return adapt(model, config.method, preset=config.preset, source=stats, seed=config.seed, **config.hyper)
 
 
@@ -151,6 +157,8 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
         if data not in opened:
             opened.add(data)
             _stream(config, place)
+    for device in dict.fromkeys(config.device for config in configs):
+        _check_device(device)
     models = {name: load_model(name, place.folder) for name in dict.fromkeys(config.model for config in configs)}
     for config in {str((c.model, c.method, c.preset, c.hyper)): c for c in configs}.values():
         with warnings.catch_warnings():
@@ -158,7 +166,21 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
             # Where statistics are required, a few images tell whether they can be made.
             few = 2 * config.batch_size if METHODS[config.method].info.source == "required" else 0
             few = min(few, config.source_images)
-            _adapter(dataclasses.replace(config, source_images=few), models[config.model], place)
+            _adapter(dataclasses.replace(config, source_images=few, device="cpu"), models[config.model], place)
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"There is no device {device!r}.", nearest(device, ("cpu", "cuda")))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("These cells need a GPU, and torch finds none.", "Run them where torch.cuda.is_available().")
+
+
+def _moved(stream: Stream, device: str) -> Iterable[Any]:
+    """The batches of a stream on a device; the stream itself where they are there already."""
+    return stream if device == "cpu" else (batch._replace(x=batch.x.to(device)) for batch in stream)
 
 
 def _stream(config: AdaptConfig, place: Place) -> Stream:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from offsupport import zoo
 from offsupport.bench.cell import imported
-from offsupport.core.errors import FileError, ModelError
+from offsupport.core.errors import DataMissingError, FileError, ModelError
 from offsupport.core.files import sha256_file
 from offsupport.core.progress import progress
 from offsupport.core.registry import Registry
@@ -46,8 +46,22 @@ def pinned(name: str) -> str:
     kind, _, rest = name.partition(":")
     if kind not in ("zoo", "file") or "@" in rest:
         return name
-    sha = zoo.card(rest)["file_sha256"] if kind == "zoo" else sha256_file(rest)
-    return f"{name}@{sha[:PIN]}"
+    if kind == "zoo":
+        _require_trained(rest)
+        return f"{name}@{zoo.card(rest)['file_sha256'][:PIN]}"
+    if not Path(rest).is_file():
+        raise DataMissingError(f"There are no weights at {rest}.", "Check the path.")
+    return f"{name}@{sha256_file(rest)[:PIN]}"
+
+
+def _require_trained(name: str) -> None:
+    """Say how to make a model that has a recipe and is not in the zoo yet."""
+    from offsupport.training.recipe import list_recipes
+
+    if name not in zoo.names() and name in list_recipes():
+        raise DataMissingError(
+            f"The zoo has no {name} yet.", f"Train it: offsupport train {name} --data DATA --out {zoo.folder(name)}"
+        )
 
 
 def load_model(name: str, folder: Path) -> nn.Module:
@@ -116,6 +130,8 @@ def _trained(recipe: str) -> nn.Module:
 
 _ON_THE_SPOT = {
     "digits-small": "a small residual network",
+    "digits-small-early": "the same stopped early, as accurate as digits-moco",
+    "digits-moco": "the same with a linear classifier on features learnt without labels",
     "digits-mae": "a tiny masked autoencoder with a head on its frozen encoder",
     "digits-mae-joint": "a tiny masked autoencoder trained to reconstruct and classify",
     "digits-mae-finetune": "a tiny masked autoencoder fine-tuned to classify",

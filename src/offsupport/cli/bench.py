@@ -99,17 +99,20 @@ def _show(out: Path, as_json: bool) -> None:
 
 
 def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
-    """Print rows with methods side by side; intervals as long as they fit on a screen."""
+    """Print rows with methods side by side, or below each other where they are more than the columns.
+
+    Intervals are shown as long as they fit on a screen.
+    """
     from offsupport.report.run_page import number, value_text
 
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    across, down = (list(dict.fromkeys(row[name] for row in rows)) for name in ("method", "column"))
     cells = {(row["column"], row["method"]): row for row in rows}
-    show = number if len(methods) <= 3 else value_text
-    body = [
-        [column, *(show(cells[column, method]) if (column, method) in cells else "" for method in methods)]
-        for column in dict.fromkeys(row["column"] for row in rows)
-    ]
-    emit_table(title, ["", *methods], body)
+    if len(across) > max(3, len(down)):
+        across, down = down, across
+        cells = {(method, column): row for (column, method), row in cells.items()}
+    show = number if len(across) <= 3 else value_text
+    body = [[name, *(show(cells[name, other]) if (name, other) in cells else "" for other in across)] for name in down]
+    emit_table(title, ["", *across], body)
 
 
 def _names(text: str) -> list[str]:

@@ -24,7 +24,7 @@ def emit_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < text_columns else "right", no_wrap=i == 0)
+        table.add_column(column, justify="left" if i < text_columns else "right", no_wrap=i == 0, overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

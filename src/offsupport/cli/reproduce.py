@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from offsupport.cli.bench import DataFolder, RunFolder, finish, print_rows
-from offsupport.cli.output import JSON, emit_json, say
+from offsupport.cli.output import JSON, emit_json, emit_table, say
 
 
 def reproduce(
@@ -41,13 +41,22 @@ def reproduce(
     if as_json:
         emit_json(found)
         return
-    print_rows(f"{declared.title}: {found['rows'][0]['metric']} in {found['rows'][0]['unit']}", found["rows"])
+    if found["rows"]:
+        print_rows(f"{declared.title}: {found['rows'][0]['metric']} in {found['rows'][0]['unit']}", found["rows"])
+    for name, lines in declared.more().items():
+        _print_lines(f"{declared.title} ({name.replace('_', ' ')})", lines)
     for row in found["rows"]:
         if row["paper"] is not None:
             typer.echo(f"{row['method']} on {row['column']}: {number(row)}, the paper printed {row['paper']}")
     for claim in found["claims"]:
         typer.echo(f"{claim['verdict']:>13}  {claim['claim']}: {evidence_text(claim['evidence'])}")
     say(f"Report: {path}")
+
+
+def _print_lines(title: str, lines: list[dict[str, Any]]) -> None:
+    """Print a list of equally named values as a table; what is None stays empty."""
+    body = [["" if value is None else str(value) for value in line.values()] for line in lines]
+    emit_table(title, list(lines[0]), body, text_columns=len(lines[0]))
 
 
 def report(

@@ -2,6 +2,8 @@
 
 from offsupport.paper import (
     ablation,
+    few,
+    fig3,
     guarantees,
     harder,
     kl_choice,
@@ -11,6 +13,9 @@ from offsupport.paper import (
     table3,
     table4,
     table_a1,
+    table_a2,
+    table_a3,
+    table_a4,
     tuning,
 )
 from offsupport.paper.declare import TABLES, Claim, Options, Row, Table, cells_of, payload
@@ -23,6 +28,8 @@ __all__ = [
     "Table",
     "ablation",
     "cells_of",
+    "few",
+    "fig3",
     "guarantees",
     "harder",
     "kl_choice",
@@ -33,5 +40,8 @@ __all__ = [
     "table3",
     "table4",
     "table_a1",
+    "table_a2",
+    "table_a3",
+    "table_a4",
     "tuning",
 ]

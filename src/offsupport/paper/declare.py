@@ -70,6 +70,7 @@ class Table:
         grid: The cells of a scale.
         rows: The numbers; from whatever results are there.
         claims: The claims that can be checked with these results.
+        more: What else ``reproduce --json`` prints, by key; follows from the package alone.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Table:
     grid: Callable[[str, Options], list[Cell]]
     rows: Callable[[Sequence[Record]], list[Row]]
     claims: Callable[[Sequence[Record]], list[Claim]]
+    more: Callable[[], Mapping[str, Any]] = dict
 
 
 TABLES: Registry[Table] = Registry("table")
@@ -91,7 +93,7 @@ def cells_of(table: Table, scale: str, options: Options) -> list[Cell]:
         raise ConfigError(f"{table.name} has no scale {scale!r}.", remedy)
     for name, value in asdict(options).items():
         if value is not None and name not in table.options:
-            known = ", ".join(f"--{option}" for option in sorted(table.options))
+            known = ", ".join(f"--{option}" for option in sorted(table.options)) or "no options"
             raise ConfigError(f"{table.name} takes no --{name}.", f"It takes: {known}.")
     return table.grid(scale, options)
 
@@ -103,6 +105,7 @@ def payload(table: Table, scale: str, records: Sequence[Record]) -> dict[str, An
         "scale": scale,
         "rows": [row_values(row) for row in table.rows(records)],
         "claims": [asdict(claim) for claim in table.claims(records)],
+        **table.more(),
     }
 
 
@@ -141,3 +144,11 @@ def below(
         "n": difference.n,
     }
     return Claim(claim=claim, verdict=verdict, evidence=evidence)
+
+
+def within(claim: str, difference: Estimate, margin: float, quantity: str) -> Claim:
+    """Judge a claim that some difference of errors is smaller than ``margin`` in either direction."""
+    ends = sorted((abs(difference.low), abs(difference.high)))
+    nearest_end = 0.0 if difference.low <= 0 <= difference.high else ends[0]
+    size = Estimate(abs(difference.value) - margin, nearest_end - margin, ends[1] - margin, difference.n)
+    return below(claim, size, f"|{quantity}|, less {100 * margin:g} points")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from offsupport import zoo
 from offsupport.bench.adapt_cell import AdaptConfig
@@ -14,6 +16,7 @@ from offsupport.bench.results import Part, difference, estimate, parts_of
 from offsupport.bench.store import Record
 from offsupport.data import STANDARD
 from offsupport.paper.declare import Claim, Options, Row, below
+from offsupport.paper.published import brought
 
 ENOUGH_CLEAN = 0.65
 """Below this clean accuracy of the probe, the joint model is adapted as well."""
@@ -29,8 +32,10 @@ class Scale:
         models: The source model of each regime: ``probe``, ``joint`` and ``finetune``.
         hyper: Hyper-parameters of both methods.
         seeds: Number of seeds; each draws its own images and its own masks.
-        limit: Images per corruption and seed, the same for every arm.
+        limit: Images per corruption and seed, the same for every arm; None for all.
         together: Whether one cell takes all corruptions; else each has its own, so that more may run at once.
+        shards: Parts that the images of a corruption are split into, so that still more may run at once.
+        device: Where the cells run.
     """
 
     about: str
@@ -38,8 +43,10 @@ class Scale:
     models: Mapping[str, str]
     hyper: Mapping[str, float]
     seeds: int
-    limit: int
+    limit: int | None
     together: bool = False
+    shards: int = 1
+    device: str = "cpu"
 
 
 SCALES = {
@@ -66,6 +73,46 @@ SCALES = {
     ),
 }
 
+_REGIMES = ("probe", "joint", "finetune")
+PAPER = {
+    "table3": Scale(
+        "ImageNet-C, all images, ViT-L/16, 20 steps, 128 masks, one GPU per worker",
+        "imagenet-c",
+        {regime: f"imagenet-mae-large-{regime}" for regime in _REGIMES},
+        {},
+        seeds=1,
+        limit=None,
+        shards=100,
+        device="cuda",
+    ),
+    "table4": Scale(
+        "ImageNet100-C, all images, three seeds, ViT-L/16, 20 steps, 128 masks, one GPU per worker",
+        "imagenet100-c",
+        {"probe": "imagenet100-mae-large-probe"},
+        {},
+        seeds=3,
+        limit=None,
+        shards=10,
+        device="cuda",
+    ),
+}
+"""The published set-ups; their models are files that the user brings."""
+
+
+def scale_of(table: str, scale: str) -> Scale:
+    """Return a scale of a table; the models of ``paper`` must be where they are looked for."""
+    if scale != "paper":
+        return SCALES[scale]
+    found = PAPER[table]
+    what = "a masked autoencoder ViT-L/16 with its decoder and a classifier ({})"
+    models = {regime: brought(name, what.format(regime)) for regime, name in found.models.items()}
+    return dataclasses.replace(found, models=models)
+
+
+def abouts(table: str) -> dict[str, str]:
+    """Return a line about each scale of a table."""
+    return {name: scale.about for name, scale in {**SCALES, "paper": PAPER[table]}.items()}
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -84,20 +131,31 @@ def arm_cells(scale: Scale, arms: Sequence[Arm], options: Options) -> list[Cell]
     """Return the cells of these arms: every corruption at severity 5, every seed."""
     corruptions: list[str | list[str]] = [list(STANDARD)] if scale.together else list(STANDARD)
     return [
-        _config(scale, arm, corruption, seed).cell()
+        dataclasses.replace(_config(scale, arm, corruption, seed), shard=shard).cell()
         for seed in range(options.seeds or scale.seeds)
         for corruption in corruptions
         for arm in arms
+        for shard in _shards(scale, arm)
     ]
 
 
-def episode_cell(scale: Scale) -> Cell:
-    """Return the cell of one episode, for the report to show."""
+def _shards(scale: Scale, arm: Arm) -> list[str | None]:
+    """Episodes can be split; a prediction without adaptation is quick enough whole."""
+    if scale.shards == 1 or arm.em_steps is None:
+        return [None]
+    return [f"{number}/{scale.shards}" for number in range(scale.shards)]
+
+
+def episode_cells(scale: Scale) -> list[Cell]:
+    """Return the cell of one episode, for the report to show; where a GPU is needed, the report does without."""
+    if scale.device != "cpu":
+        return []
     hyper = {**scale.hyper, "em_steps": 1}
     model = scale.models["probe"]
-    return EpisodeConfig(
+    episode = EpisodeConfig(
         dataset=scale.dataset, method="mae-ttt+em", corruption="gaussian_noise", hyper=hyper, model=model
-    ).cell()
+    )
+    return [episode.cell()]
 
 
 def _config(scale: Scale, arm: Arm, corruption: str | list[str], seed: int) -> AdaptConfig:
@@ -105,6 +163,7 @@ def _config(scale: Scale, arm: Arm, corruption: str | list[str], seed: int) -> A
     hyper = {} if arm.em_steps is None else dict(scale.hyper)
     hyper |= {"em_steps": arm.em_steps} if arm.em_steps else {}
     settings = {"dataset": scale.dataset, "method": method, "corruption": corruption, "hyper": hyper}
+    settings |= {"device": scale.device}
     model = scale.models[arm.model]
     return AdaptConfig(**settings, model=model, seed=seed, limit=scale.limit, batch_size=16)  # type: ignore[arg-type]
 
@@ -123,11 +182,13 @@ Arms = dict[Arm, dict[str, list[Part]]]
 
 def by_arm(records: Sequence[Record]) -> Arms:
     """Sort results by arm and corruption."""
-    regimes = {model: regime for scale in SCALES.values() for regime, model in scale.models.items()}
+    known = [*SCALES.values(), *PAPER.values()]
+    regimes = {model: regime for scale in known for regime, model in scale.models.items()}
     found: Arms = {}
     for part in parts_of(records):
         config = part.record.cell.config
-        regime = regimes[config["model"].partition("@")[0]]
+        name = config["model"].partition("@")[0]
+        regime = regimes[Path(name).stem if name.startswith("file:") else name]
         steps = {"source": None, "mae-ttt": 0}.get(config["method"], config["hyper"].get("em_steps"))
         found.setdefault(Arm(regime, steps), {}).setdefault(part.domain.partition("/")[0], []).append(part)
     return found

@@ -10,14 +10,15 @@ from offsupport.bench.store import Record
 from offsupport.data import STANDARD
 from offsupport.paper.declare import TABLES, Claim, Options, Row, Table
 from offsupport.paper.mae_arms import (
-    SCALES,
     Arm,
+    abouts,
     accuracy_row,
     adapted_models,
     arm_cells,
     by_arm,
     compare,
-    episode_cell,
+    episode_cells,
+    scale_of,
     whole,
 )
 
@@ -53,10 +54,10 @@ PRINTED = {
 
 def grid(scale: str, options: Options) -> list[Cell]:
     """Return the cells; what Table 4 has computed in the same folder is not computed again."""
-    found = SCALES[scale]
+    found = scale_of("table3", scale)
     adapted = adapted_models(found)
     arms = [arm for arm in ROWS.values() if arm.em_steps is None or arm.model in adapted]
-    return [*arm_cells(found, arms, options), episode_cell(found)]
+    return [*arm_cells(found, arms, options), *episode_cells(found)]
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
@@ -88,7 +89,7 @@ TABLES.register("table3")(
     Table(
         name="table3",
         title="Masked autoencoders per corruption (severity 5; the paper's numbers: ImageNet-C)",
-        scales={name: scale.about for name, scale in SCALES.items()},
+        scales=abouts("table3"),
         options=frozenset({"seeds"}),
         grid=grid,
         rows=rows,

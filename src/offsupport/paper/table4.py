@@ -8,14 +8,15 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.paper.declare import TABLES, Claim, Options, Row, Table
 from offsupport.paper.mae_arms import (
-    SCALES,
     Arm,
+    abouts,
     accuracy_row,
     adapted_models,
     arm_cells,
     by_arm,
     compare,
-    episode_cell,
+    episode_cells,
+    scale_of,
     whole,
 )
 
@@ -27,9 +28,9 @@ PRINTED = {"source": 50.29, "em-0": 59.12, "em-1": 63.99, "em-2": 65.09, "em-3":
 
 def grid(scale: str, options: Options) -> list[Cell]:
     """Return the cells: every number of entropy steps on the same images."""
-    found = SCALES[scale]
+    found = scale_of("table4", scale)
     arms = [Arm(model, steps) for model in adapted_models(found) for steps in COLUMNS.values()]
-    return [*arm_cells(found, arms, options), episode_cell(found)]
+    return [*arm_cells(found, arms, options), *episode_cells(found)]
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
@@ -65,7 +66,7 @@ TABLES.register("table4")(
     Table(
         name="table4",
         title="MAE test-time training with 0 to 3 entropy steps (severity 5; the paper's numbers: ImageNet100-C)",
-        scales={name: scale.about for name, scale in SCALES.items()},
+        scales=abouts("table4"),
         options=frozenset({"seeds"}),
         grid=grid,
         rows=rows,
