@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ class Estimate:
     high: float
     n: int
     """How many predictions it rests on."""
+    cells: tuple[str, ...] = field(default=(), compare=False)
+    """Keys of the results it was computed from, where they are known."""
 
 
 def bootstrap(errors: Floats, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
@@ -37,20 +40,33 @@ def bootstrap(errors: Floats, resamples: int = RESAMPLES, seed: int = 0) -> Floa
         One row per resample, one column per stream.
     """
     images, columns = errors.shape
-    generator = np.random.default_rng(derive_seed("bootstrap", seed))
     seen = ~np.isnan(errors)
     both = np.concatenate([np.where(seen, errors, 0.0), seen], axis=1)
     means = np.empty((resamples, columns))
-    rows = max(1, _CHUNK // max(images, 1))
+    start = 0
+    for weights in _weights(images, resamples, seed):
+        sums = weights.astype(np.float64) @ both
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means[start : start + len(weights)] = sums[:, :columns] / sums[:, columns:]
+        start += len(weights)
+    return means
+
+
+@lru_cache(maxsize=2)
+def _weights(images: int, resamples: int, seed: int) -> list[npt.NDArray[np.uint8]]:
+    """How often each resample draws each image, in chunks; kept, as a report asks for the same ones all the time.
+
+    No image is drawn 256 times: up to 255 images it cannot be, and beyond them the chance is below 1e-500.
+    """
+    generator = np.random.default_rng(derive_seed("bootstrap", seed))
+    rows, chunks = max(1, _CHUNK // max(images, 1)), []
     for start in range(0, resamples, rows):
         count = min(rows, resamples - start)
         drawn = generator.integers(0, images, size=(count, images))
         drawn += np.arange(count)[:, None] * images
         weights = np.bincount(drawn.ravel(), minlength=count * images).reshape(count, images)
-        sums = weights.astype(np.float64) @ both
-        with np.errstate(invalid="ignore", divide="ignore"):
-            means[start : start + count] = sums[:, :columns] / sums[:, columns:]
-    return means
+        chunks.append(weights.astype(np.uint8))
+    return chunks
 
 
 def mean_estimate(errors: Floats, seed: int = 0) -> Estimate:

@@ -66,4 +66,5 @@ def _row(method: str, column: str, parts: Sequence[Part], printed: Printed) -> R
         high=100 * found.high,
         n=found.n,
         paper=printed.get((method, column)),
+        cells=found.cells,
     )
