@@ -100,7 +100,7 @@ def _show(out: Path, as_json: bool) -> None:
 
 def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
     """Print rows with methods side by side; intervals as long as they fit on a screen."""
-    from offsupport.report.run_page import number, value_text
+    from offsupport.report.words import number, value_text
 
     methods = list(dict.fromkeys(row["method"] for row in rows))
     cells = {(row["column"], row["method"]): row for row in rows}

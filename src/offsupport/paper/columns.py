@@ -100,10 +100,18 @@ def metric_of(records: Sequence[Record]) -> Metric:
     return found[0] if found else "accuracy"
 
 
-def median_radii(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Return the median over runs of the Theorem 1 radius, by shift and way of computing it; empty if not measured."""
+def radii_of(records: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
+    """Return the Theorem 1 radius of every run, by shift and way of computing it; empty if not measured."""
     found: dict[str, dict[str, list[float]]] = {}
     for record in (record for record in records if record.cell.kind == "radius"):
         for way, values in record.deterministic["radius"].items():
             found.setdefault(str(record.cell.config["shift"]), {}).setdefault(way, []).extend(values)
-    return {shift: {way: float(np.median(values)) for way, values in ways.items()} for shift, ways in found.items()}
+    return found
+
+
+def median_radii(records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Return the median over runs of the Theorem 1 radius, by shift and way of computing it."""
+    return {
+        shift: {way: float(np.median(values)) for way, values in ways.items()}
+        for shift, ways in radii_of(records).items()
+    }

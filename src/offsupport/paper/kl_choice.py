@@ -71,8 +71,8 @@ def claims(records: Sequence[Record]) -> list[Claim]:
         if kl == used or (method, shift, used) not in by:
             continue
         pair = by[method, shift, used], by[method, shift, kl]
-        lost = difference_estimate(*(-_nats(record) for record in pair))
-        lost = replace(lost, cells=tuple(record.key for record in pair))
+        ours, theirs = (-_nats(record) for record in pair)
+        lost = replace(difference_estimate(ours, theirs), cells=tuple(record.key for record in pair))
         sentence = f"{method} explains the {shift} source better with a KL weight of {used:g} than with {kl:g}"
         found.append(below(sentence, lost, f"-log p({used:g}) + log p({kl:g}), per sample", unit="nats"))
     return found
