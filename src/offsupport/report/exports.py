@@ -36,7 +36,7 @@ _LATEX = str.maketrans(
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as CSV with a header; a name that looks like a formula gets an apostrophe in front."""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
+    writer = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writerow(FIELDS)
     for row in rows:
         writer.writerow([_field(row.get(name)) for name in FIELDS])

@@ -36,12 +36,13 @@ def sources(payload: Values, behind: Values, records: Sequence[Record], request:
     for part, describe in (("rows", _row), ("claims", _claim)):
         for i, (item, keys) in enumerate(zip(payload[part], behind.get(part, ()), strict=False)):
             own = [records[known[key]] for key in keys if key in known]
+            title, facts = describe(item)
             entries[f"{part}-{i}"] = {
-                **describe(item),
+                "title": title,
+                "facts": list((facts | _effort(own)).items()),  # pairs, as the page keeps their order
                 "cells": [known[record.key] for record in own],
                 "command": command(request, own),
             }
-            entries[f"{part}-{i}"]["facts"] |= _effort(own)
     if not entries:
         return None
     common, cells = _factored([_told(record) for record in records])
@@ -101,18 +102,18 @@ def _typed(options: Values) -> str:
     return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
 
 
-def _row(row: Values) -> dict[str, Any]:
+def _row(row: Values) -> tuple[str, dict[str, str]]:
     facts = {unit_text(row): value_text(row), "95 % interval": interval_text(row), "predictions": f"{row['n']:,}"}
     facts |= {"printed in the paper": value_text(row, "paper")} if row["paper"] is not None else {}
     facts |= {"deviation over seeds": f"{row['deviation']:.2f}"} if row.get("deviation") is not None else {}
-    return {"title": f"{row['method']}, {row['column']}", "facts": facts}
+    return f"{row['method']}, {row['column']}", facts
 
 
-def _claim(claim: Values) -> dict[str, Any]:
+def _claim(claim: Values) -> tuple[str, dict[str, str]]:
     evidence = claim["evidence"]
     facts = {"verdict": claim["verdict"].replace("-", " "), "quantity": evidence["quantity"]}
     facts |= {"measured": evidence_text(evidence), "predictions": f"{evidence['n']:,}"}
-    return {"title": claim["claim"], "facts": facts}
+    return claim["claim"], facts
 
 
 def _effort(records: Sequence[Record]) -> dict[str, str]:
@@ -142,7 +143,8 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _told(record: Record) -> dict[str, dict[str, Any]]:
-    measured = {name: record.deterministic[name] for name in ("error", "n", "metric") if name in record.deterministic}
+    told = {"error", "n", "metric"}
+    measured = {name: value for name, value in record.deterministic.items() if name in told}
     events = {name: count for name, count in record.deterministic.get("events", {}).items() if count}
     result = {**measured, **record.timing, **({"events": events} if events else {})}
     settings = {"kind": record.cell.kind, **record.cell.config}

@@ -62,7 +62,7 @@
     const entry = sources.entries[name];
     const cells = entry.cells.map(whole);
     const keys = entry.cells.map((index) => sources.cells[index].key);
-    const content = [facts(Object.entries(entry.facts))];
+    const content = [facts(entry.facts)];
     if (cells.length) {
       const splits = Object.fromEntries(sources.parts.map((part) => [part, split(cells, part)]));
       const differing = Object.fromEntries(sources.parts.map((part) => [part, splits[part][1]]));
