@@ -44,7 +44,7 @@ def test_csv_quotes_what_would_break_a_line():
 def test_latex_is_a_table_of_what_the_page_shows():
     rows = [
         ["a_b", Number("8.1", 8.1, printed="7.9"), Badge("holds", "good"), Bar(0, 1, 2)],
-        ["c", Number("-0.5"), "50 %", Bar(0, 1, 2)],
+        ["c", Number("-0.5 (-1.0 to 0.0)"), "50 %", Bar(0, 1, 2)],
     ]
     text = as_latex([Table(["method", "error", "verdict", ""], rows, "100 % real")], "A\ntitle")
     assert text.splitlines() == [
@@ -57,16 +57,17 @@ def test_latex_is_a_table_of_what_the_page_shows():
         r"method & error & verdict \\",
         r"\midrule",
         r"a\_b & 8.1 {\footnotesize(7.9)} & holds \\",
-        r"c & $-$0.5 & 50 \% \\",
+        r"c & $-$0.5 ($-$1.0 to 0.0) & 50 \% \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]
 
 
 def test_no_sign_of_a_name_is_a_command():
-    evil = "\\input{/etc/passwd} % $x^2$ & #1 _ ~ {a} [b] *\n\\end{document} ^^5c"
+    evil = "\\input{/etc/passwd} % $x^2$ & #1 _ ~ {a} [b] * a--b\n\\end{document} ^^5c"
     text = latex_text(evil)
     assert "\n" not in text
+    assert "--" not in text
     # What is left when every escape we write is taken out has none of LaTeX's special signs.
     known = r"\\text(backslash|asciitilde|asciicircum)\{\}|\\[&%$#_{}]|-\{\}|\{[*\[]\}"
     assert not re.search(r"[\\{}$&#^_~%]", re.sub(known, "", text))

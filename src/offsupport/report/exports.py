@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,14 +24,13 @@ _LATEX = str.maketrans(
         ">": r"\textgreater{}",
         "|": r"\textbar{}",
         '"': r"\textquotedbl{}",
-        "-": "-{}",
         "`": r"\textasciigrave{}",
         "'": r"\textquotesingle{}",
         "[": "{[}",
         "*": "{*}",
     }
 )
-"""Hyphens and quotes too: two in a row would become another sign. A line break takes a bracket or star after it."""
+"""Quotes too: two in a row would become another sign. A line break takes a bracket or star after it for its own."""
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -57,7 +57,8 @@ def latex_text(text: str) -> str:
         50 \% of a\_b
     """
     printable = "".join(sign if sign.isprintable() else " " for sign in text)
-    return " ".join(printable.translate(_LATEX).split())
+    escaped = " ".join(printable.translate(_LATEX).split())
+    return re.sub("-(?=-)", "-{}", escaped)  # two in a row would become a dash
 
 
 def _tabular(table: Table) -> str:
@@ -83,8 +84,8 @@ def _words(value: Value) -> str:
 
 
 def _signed(text: str) -> str:
-    """A number, its minus sign as long as a plus."""
-    return latex_text(text) if not text.startswith("-") else f"$-${latex_text(text[1:])}"
+    """Numbers, their minus signs as long as a plus."""
+    return re.sub(r"(?<!\w)-(?=\d)", "$-$", latex_text(text))
 
 
 def _field(value: Any) -> Any:
