@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test test-all lint clean
+.PHONY: run test test-all lint browser clean
 
 run: $(READY)
 	$(BIN)/offsupport demo
@@ -11,13 +11,19 @@ run: $(READY)
 test: $(READY) lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not slow and not fault"
 
-test-all: $(READY) lint
+test-all: $(READY) lint browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What the browser tests need; without the right to install it they are skipped, and say so.
+browser:
+	command -v chromium chromedriver >/dev/null || \
+		{ apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; } || \
+		echo "No Chromium: the browser tests will be skipped."
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -41,6 +41,11 @@ class Part:
     def dataset(self) -> str:
         """The data set."""
         return str(self.record.cell.config["dataset"])
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The keys of its results."""
+        return tuple(record.key for record in self.shards or (self.record,))
 
     @cached_property
     def images(self) -> tuple[Rows, Bools]:
@@ -90,14 +95,18 @@ def estimate(parts: Sequence[Part]) -> Estimate:
         _, correct = parts[0].images
         wrong = int((~correct).sum())
         low, high = wilson(wrong, len(correct))
-        return Estimate(wrong / len(correct), low, high, len(correct))
-    return mean_estimate(_matrices([parts])[0])
+        return Estimate(wrong / len(correct), low, high, len(correct), parts[0].cells)
+    return replace(mean_estimate(_matrices([parts])[0]), cells=_cells(parts))
 
 
 def difference(parts: Sequence[Part], baseline: Sequence[Part]) -> Estimate:
     """Return how much the average error of ``parts`` lies above that of ``baseline``, paired by image."""
     ours, theirs = _matrices([parts, baseline])
-    return difference_estimate(ours, theirs)
+    return replace(difference_estimate(ours, theirs), cells=_cells([*parts, *baseline]))
+
+
+def _cells(parts: Sequence[Part]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(key for part in parts for key in part.cells))
 
 
 def _matrices(groups: Sequence[Sequence[Part]]) -> list[Floats]:

@@ -103,7 +103,7 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
 
     Intervals are shown as long as they fit on a screen.
     """
-    from offsupport.report.run_page import number, value_text
+    from offsupport.report.words import number, value_text
 
     across, down = (list(dict.fromkeys(row[name] for row in rows)) for name in ("method", "column"))
     cells = {(row["column"], row["method"]): row for row in rows}

@@ -28,8 +28,8 @@ def reproduce(
     from dataclasses import asdict
 
     from offsupport.paper import TABLES, Options, cells_of
-    from offsupport.report.run_page import evidence_text, number
     from offsupport.report.runs import write_report
+    from offsupport.report.words import evidence_text, number
 
     declared = TABLES[table]
     names = tuple(name.strip() for name in methods.split(",")) if methods else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,11 +24,13 @@ class Column:
         mean: Mean over the targets of a run.
         first: The first target alone, which is the same whatever the number of targets.
         targets: Targets per run.
+        cells: Keys of the results behind it.
     """
 
     mean: dict[int, float]
     first: dict[int, float]
     targets: int
+    cells: list[str] = field(default_factory=list)
 
 
 Outcomes = Mapping[str, Mapping[str, Column]]
@@ -57,6 +59,7 @@ def outcomes(records: Sequence[Record], names: Names) -> Outcomes:
         row = table.setdefault(names.row(config), {})
         for at, distance in enumerate(config["distances"]):
             column = row.setdefault(f"{names.group(config)}-{distance:g}", Column({}, {}, config.get("targets", 1)))
+            column.cells.append(record.key)
             for part, name in ((column.mean, "outcome"), (column.first, "first_target")):
                 values = found.get(name, found["outcome"])
                 part.update({seed: value[at] for seed, value in zip(seeds, values, strict=True)})
@@ -69,8 +72,8 @@ def estimate(column: Column, metric: Metric) -> Estimate:
     if metric == "accuracy" and column.targets == 1:
         right = round(sum(values))
         low, high = wilson(right, len(values))
-        return Estimate(right / len(values), low, high, len(values))
-    return mean_estimate(np.array(values)[:, None])
+        return Estimate(right / len(values), low, high, len(values), tuple(column.cells))
+    return replace(mean_estimate(np.array(values)[:, None]), cells=tuple(column.cells))
 
 
 def difference(ours: Column, theirs: Column, metric: Metric) -> Estimate:
@@ -82,12 +85,13 @@ def difference(ours: Column, theirs: Column, metric: Metric) -> Estimate:
     a, b = (column.mean if alike else column.first for column in (ours, theirs))
     seeds = sorted(a.keys() & b.keys())
     left, right = (np.array([[values[seed]] for seed in seeds], dtype=np.float64) for values in (a, b))
-    return difference_estimate(1 - left, 1 - right) if metric == "accuracy" else difference_estimate(left, right)
+    pair = (1 - left, 1 - right) if metric == "accuracy" else (left, right)
+    return replace(difference_estimate(*pair), cells=(*ours.cells, *theirs.cells))
 
 
 def shifted(found: Estimate, by: float) -> Estimate:
     """Return an estimate less a constant."""
-    return Estimate(found.value - by, found.low - by, found.high - by, found.n)
+    return replace(found, value=found.value - by, low=found.low - by, high=found.high - by)
 
 
 def metric_of(records: Sequence[Record]) -> Metric:
@@ -96,10 +100,18 @@ def metric_of(records: Sequence[Record]) -> Metric:
     return found[0] if found else "accuracy"
 
 
-def median_radii(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Return the median over runs of the Theorem 1 radius, by shift and way of computing it; empty if not measured."""
+def radii_of(records: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
+    """Return the Theorem 1 radius of every run, by shift and way of computing it; empty if not measured."""
     found: dict[str, dict[str, list[float]]] = {}
     for record in (record for record in records if record.cell.kind == "radius"):
         for way, values in record.deterministic["radius"].items():
             found.setdefault(str(record.cell.config["shift"]), {}).setdefault(way, []).extend(values)
-    return {shift: {way: float(np.median(values)) for way, values in ways.items()} for shift, ways in found.items()}
+    return found
+
+
+def median_radii(records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Return the median over runs of the Theorem 1 radius, by shift and way of computing it."""
+    return {
+        shift: {way: float(np.median(values)) for way, values in ways.items()}
+        for shift, ways in radii_of(records).items()
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from offsupport.bench.cell import Cell
@@ -47,6 +47,8 @@ class Row:
     """The printed number."""
     deviation: float | None = None
     """Standard deviation over seeds, in tables that state it."""
+    cells: tuple[str, ...] = ()
+    """Keys of the results behind it; for the report, not printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ class Claim:
     claim: str
     verdict: Verdict
     evidence: Mapping[str, Any]
+    cells: tuple[str, ...] = ()
+    """Keys of the results behind it; for the report, not printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +108,21 @@ def payload(table: Table, scale: str, records: Sequence[Record]) -> dict[str, An
         "table": table.name,
         "scale": scale,
         "rows": [row_values(row) for row in table.rows(records)],
-        "claims": [asdict(claim) for claim in table.claims(records)],
+        "claims": [claim_values(claim) for claim in table.claims(records)],
         **table.more(),
     }
 
 
 def row_values(row: Row) -> dict[str, Any]:
     """Return a row as plain values; a deviation only where there is one."""
-    return {name: value for name, value in asdict(row).items() if name != "deviation" or value is not None}
+    values = {name: value for name, value in asdict(row).items() if name != "deviation" or value is not None}
+    del values["cells"]
+    return values
+
+
+def claim_values(claim: Claim) -> dict[str, Any]:
+    """Return a claim as plain values."""
+    return {"claim": claim.claim, "verdict": claim.verdict, "evidence": dict(claim.evidence)}
 
 
 def below(
@@ -143,12 +154,12 @@ def below(
         "high": scale * difference.high,
         "n": difference.n,
     }
-    return Claim(claim=claim, verdict=verdict, evidence=evidence)
+    return Claim(claim=claim, verdict=verdict, evidence=evidence, cells=difference.cells)
 
 
 def within(claim: str, difference: Estimate, margin: float, quantity: str) -> Claim:
     """Judge a claim that some difference of errors is smaller than ``margin`` in either direction."""
     ends = sorted((abs(difference.low), abs(difference.high)))
     nearest_end = 0.0 if difference.low <= 0 <= difference.high else ends[0]
-    size = Estimate(abs(difference.value) - margin, nearest_end - margin, ends[1] - margin, difference.n)
+    size = replace(difference, value=abs(difference.value) - margin, low=nearest_end - margin, high=ends[1] - margin)
     return below(claim, size, f"|{quantity}|, less {100 * margin:g} points")

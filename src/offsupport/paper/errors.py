@@ -88,4 +88,5 @@ def error_row(method: str, column: str, parts: Sequence[Part], printed: Printed)
         high=100 * found.high,
         n=found.n,
         paper=printed.get((method, column)),
+        cells=found.cells,
     )

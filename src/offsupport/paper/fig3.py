@@ -80,9 +80,9 @@ def claims(records: Sequence[Record]) -> list[Claim]:
     declining = shifted(difference(dense_mild, dense_harsh), -DECLINE)
     # The mean over two columns is half of their sum.
     half = difference(sparse_harsh + dense_mild, sparse_mild + dense_harsh)
-    gap = Estimate(2 * half.value, 2 * half.low, 2 * half.high, half.n)
+    gap = Estimate(2 * half.value, 2 * half.low, 2 * half.high, half.n, half.cells)
     last = estimate(dense_harsh)
-    collapsing = Estimate(COLLAPSE - last.value, COLLAPSE - last.high, COLLAPSE - last.low, last.n)
+    collapsing = Estimate(COLLAPSE - last.value, COLLAPSE - last.high, COLLAPSE - last.low, last.n, last.cells)
     return [
         below(
             f"TENT is almost constant over severities in the sparse regime (block-{sparse}, {100 * FLAT:.0f} points)",

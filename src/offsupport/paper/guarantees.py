@@ -45,6 +45,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
             low=found.low,
             high=found.high,
             n=len(values) * targets,
+            cells=tuple(r.key for r in records if column in r.deterministic["accuracy"].get(method, {})),
         )
         for method, columns in _accuracies(records).items()
         for column, values in columns.items()

@@ -6,6 +6,7 @@ The process seeds are none of those the tables report, and no label of a target 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
                 low=estimate.low,
                 high=estimate.high,
                 n=estimate.n,
+                cells=(record.key,),
             )
         )
     return found
@@ -68,7 +70,9 @@ def claims(records: Sequence[Record]) -> list[Claim]:
         used = KL[method, "classification", shift]
         if kl == used or (method, shift, used) not in by:
             continue
-        lost = difference_estimate(-_nats(by[method, shift, used]), -_nats(by[method, shift, kl]))
+        pair = by[method, shift, used], by[method, shift, kl]
+        ours, theirs = (-_nats(record) for record in pair)
+        lost = replace(difference_estimate(ours, theirs), cells=tuple(record.key for record in pair))
         sentence = f"{method} explains the {shift} source better with a KL weight of {used:g} than with {kl:g}"
         found.append(below(sentence, lost, f"-log p({used:g}) + log p({kl:g}), per sample", unit="nats"))
     return found

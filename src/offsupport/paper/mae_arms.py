@@ -217,6 +217,7 @@ def accuracy_row(method: str, column: str, parts: Sequence[Part], paper: float |
         n=found.n,
         paper=paper,
         deviation=statistics.stdev(each) if len(each) > 1 else None,
+        cells=found.cells,
     )
 
 

@@ -121,6 +121,7 @@ def synthetic_rows(records: Sequence[Record], printed: Printed, names: Names = P
                     high=found.high,
                     n=len(column.mean) * column.targets,
                     paper=printed.get((row, name)),
+                    cells=found.cells,
                 )
             )
     return rows
@@ -163,7 +164,7 @@ def bounded(records: Sequence[Record], method: str, bounds: Mapping[str, float])
     for name in (name for name in bounds if name in columns):
         found = estimate(columns[name], metric)
         if metric == "accuracy":
-            found = Estimate(1 - found.value, 1 - found.high, 1 - found.low, found.n)
+            found = Estimate(1 - found.value, 1 - found.high, 1 - found.low, found.n, found.cells)
             sentence = f"{method} is right at least {1 - bounds[name]:.3g} of the time at {name}"
         else:
             sentence = f"{method} has a mean squared error of at most {bounds[name]:g} at {name}"

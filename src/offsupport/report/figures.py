@@ -146,7 +146,11 @@ def traces(
 
 
 def curves(
-    series: Mapping[str, Mapping[float, Interval]], label: str, x_label: str, marks: Mapping[str, float] | None = None
+    series: Mapping[str, Mapping[float, Interval]],
+    label: str,
+    x_label: str,
+    marks: Mapping[str, float] | None = None,
+    ticks: Mapping[float, str] | None = None,
 ) -> str:
     """Draw values with their intervals against a number, one curve per series.
 
@@ -155,6 +159,7 @@ def curves(
         label: What the values are.
         x_label: What the positions are.
         marks: Positions to draw a line at, by what they are.
+        ticks: What is written at which position, where it is not the number itself.
     """
     with canvas(_WIDTH, 3.6) as (figure, axes):
         for i, (name, points) in enumerate(series.items()):
@@ -164,9 +169,31 @@ def curves(
             axes.fill_between(x, low, high, color=style(i)["color"], alpha=0.12, linewidth=0)
         for (name, at), dashes in zip((marks or {}).items(), itertools.cycle((":", "--", "-."))):
             axes.axvline(at, color=_INK, alpha=0.5, linestyle=dashes, label=name)
+        if ticks is not None:
+            axes.set_xticks(list(ticks), list(ticks.values()))
         axes.grid(axis="y")
         axes.set_xlabel(x_label)
         axes.set_ylabel(label)
+        _legend(figure, axes)
+        return svg(figure)
+
+
+def histogram(series: Mapping[str, Sequence[float]], x_label: str, bins: int = 40) -> str:
+    """Draw how values are spread, as shares, one outline per series.
+
+    Args:
+        series: The values.
+        x_label: What they are.
+        bins: Into how many parts of equal width the range of all values is cut.
+    """
+    edges = np.histogram_bin_edges(np.concatenate([np.asarray(values) for values in series.values()]), bins)
+    with canvas(_WIDTH, 3.3) as (figure, axes):
+        for i, (name, values) in enumerate(series.items()):
+            shares = 100 * np.histogram(values, edges)[0] / len(values)
+            axes.stairs(shares, edges, label=_short(name), linewidth=1.6, color=style(i)["color"])
+        axes.grid(axis="y")
+        axes.set_xlabel(x_label)
+        axes.set_ylabel("share (%)")
         _legend(figure, axes)
         return svg(figure)
 

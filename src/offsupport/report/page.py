@@ -1,4 +1,4 @@
-"""One self-contained HTML page: plain values in, a string out; no scripts, no network, every word escaped.
+"""One self-contained HTML page: plain values in, a string out; no network, every word escaped.
 
 Example:
     >>> table = Table(["method", "error"], [["bn", "8.1"]])
@@ -9,48 +9,43 @@ Example:
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from offsupport import __version__
 from offsupport.core import files
+from offsupport.report.cells import Badge, Bar, Number, Value
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 
 @dataclass(frozen=True)
-class Badge:
-    """A word in a table that deserves a colour.
-
-    Args:
-        text: The word.
-        tone: ``good``, ``bad`` or ``open``.
-    """
-
-    text: str
-    tone: str = "open"
-
-
-@dataclass(frozen=True)
 class Table:
-    """Rows of words and numbers, already formatted.
+    """Rows of words and numbers, already formatted; a click on a title sorts them.
 
     Args:
-        columns: Column titles.
+        columns: Column titles; one without a title is not sorted by.
         rows: One sequence per row, as long as ``columns``.
         caption: What the table shows.
         text_columns: How many columns from the left hold words; the others are set as numbers.
+        stacked: Whether a row becomes a block of lines on a phone; for tables with sentences in them.
+        folded: Where given, the table is folded away under these words.
     """
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[str | Badge]]
+    rows: Sequence[Sequence[Value]]
     caption: str = ""
     text_columns: int = 1
+    stacked: bool = False
+    folded: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +89,43 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Download:
+    """A file that the page carries with it.
+
+    Args:
+        name: Its name.
+        kind: Its media type.
+        text: What it holds.
+        label: What the link says.
+    """
+
+    name: str
+    kind: str
+    text: str
+    label: str
+
+    @property
+    def address(self) -> str:
+        """The file as an address."""
+        return f"data:{self.kind};charset=utf-8,{quote(self.text)}"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number that says something about the whole page.
+
+    Args:
+        value: The number.
+        label: What it counts.
+        tone: ``good``, ``bad``, ``open``, or nothing.
+    """
+
+    value: str
+    label: str
+    tone: str = ""
+
+
+@dataclass(frozen=True)
 class Page:
     """What a reader opens.
 
@@ -102,17 +134,26 @@ class Page:
         intro: One or two paragraphs that say what was found.
         sections: The parts, in order.
         data: Anything JSON can hold, embedded for other programs (``<script type="application/json" id="data">``).
+        sources: What a click on a number opens (:mod:`offsupport.report.provenance`).
+        tiles: Numbers about the whole.
+        downloads: Files to keep.
     """
 
     title: str
     intro: str
     sections: Sequence[Section]
     data: Any = None
+    sources: Any = None
+    tiles: Sequence[Tile] = ()
+    downloads: Sequence[Download] = ()
 
 
 def render(page: Page) -> str:
-    """Return the page as HTML that needs nothing but itself."""
-    return _template().render(page=page, version=__version__, embedded=_embed(page.data))
+    """Return the page as HTML that needs nothing but itself; the only script that may run in it is our own."""
+    script, look = _asset("report.js"), _asset("report.css")
+    allowed = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    given = {"data": _embed(page.data), "sources": _embed(page.sources) if page.sources else ""}
+    return _template().render(page=page, version=__version__, script=script, look=look, allowed=allowed, **given)
 
 
 def write(page: Page, path: Path | str) -> None:
@@ -129,6 +170,11 @@ def _embed(data: Any) -> str:
 
 
 @cache
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / name).read_text()
+
+
+@cache
 def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -137,5 +183,6 @@ def _template() -> Template:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["paragraphs"] = lambda text: [part for part in text.split("\n\n") if part.strip()]
-    environment.tests["badge"] = lambda value: isinstance(value, Badge)
+    for kind in (Badge, Bar, Number):
+        environment.tests[kind.__name__.lower() + "_value"] = lambda value, kind=kind: isinstance(value, kind)
     return environment.get_template("report.html")
