@@ -36,6 +36,9 @@ def _behave(behaviour: str, place: Place) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "slow":
         time.sleep(30)
+    if behaviour == "two seconds":
+        (Path(place.folder) / f"begun-{os.getpid()}-{os.environ.get('RAY_RAYLET_PID')}").touch()
+        time.sleep(2)
     if behaviour == "brief":
         time.sleep(0.15)
 

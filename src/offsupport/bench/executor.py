@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +41,7 @@ class Job:
 
     cells: Sequence[Cell]
     place: Place
+    store: Store
     summary: Summary
     announce: Callable[[str], None]
     advance: Callable[..., None]
@@ -57,7 +59,7 @@ class Job:
         self.summary.failed[cell.key] = message
         self.announce(f"{label(cell)} failed: {message}")
         with contextlib.suppress(OSError):  # a full disk: what cannot be noted has been said
-            Store(self.place.folder).write_failure(cell, message)
+            self.store.write_failure(cell, message)
         self.advance(note=label(cell))
 
     def died(self, cell: Cell, end: str) -> bool:
@@ -73,8 +75,11 @@ class Job:
 class Executor(Protocol):
     """Who computes cells."""
 
-    def run(self, job: Job) -> None:
-        """Compute the cells of a job until all are done or have failed, or the job says stop."""
+    def ready(self) -> AbstractContextManager[Callable[[Job], None]]:
+        """Return what computes the cells of a job, until all are done or have failed or the job says stop.
+
+        Entered before anything costly is done, so that an executor that cannot work says so first.
+        """
 
 
 def run_cells(
@@ -111,12 +116,14 @@ def run_cells(
                 announce(f"{label(cell)}: the stored result is {found.reason}; computing it again.")
         else:
             summary.present.append(cell.key)
-    prepare(missing, place)
-    begin()
-    if missing:
+    if not missing:
+        begin()
+        return summary
+    with (executor or Local(workers)).ready() as run:
+        prepare(missing, place)
+        begin()
         with two_steps(announce) as stop, progress("Cells", len(missing)) as advance:
-            job = Job(missing, place, summary, announce, advance, stop)
-            (executor or Local(workers)).run(job)
+            run(Job(missing, place, store, summary, announce, advance, stop))
     return summary
 
 

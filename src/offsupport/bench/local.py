@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -26,9 +27,10 @@ class Local:
 
     workers: int = 1
 
-    def run(self, job: Job) -> None:
-        """Compute the cells of a job; every worker writes the results of its cells itself."""
-        _Pool(job).run(min(self.workers, len(job.cells)))
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Callable[[Job], None]]:
+        """Return what computes the cells of a job; every worker writes the results of its cells itself."""
+        yield lambda job: _Pool(job).run(min(self.workers, len(job.cells)))
 
 
 @dataclass
