@@ -42,10 +42,6 @@ def fingerprints(folder, cells):
 
 
 def computed(folder):
-    return (folder / "computed.log").read_text().split()
-
-
-def computed(folder):
     return sorted(int(line) for line in (folder / "computed.log").read_text().split())
 
 
