@@ -82,7 +82,7 @@ def squares(tmp_path):
 
 
 def test_what_was_computed_here_is_verified_bit_for_bit_and_only_read(squares):
-    folder, cells = squares
+    folder, _ = squares
     before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     found = verify(folder, sample=3)
     assert (found.done, found.sample, found.exact, found.tolerant, found.different) == (4, 3, 3, 0, {})
