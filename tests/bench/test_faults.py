@@ -100,7 +100,8 @@ def test_single_workers_killed_five_times(tmp_path):
         os.kill(rng.choice(workers_of(run.pid)), signal.SIGKILL)
     code, said = ended(run)
     assert code == 0
-    assert said.count("exit code -9; trying again") == len(computed(out)) - CELLS
+    assert said.count("exit code -9; trying again") == 5
+    assert CELLS <= len(computed(out)) <= CELLS + 5
     assert results(out) == undisturbed(tmp_path / "whole")
 
 
