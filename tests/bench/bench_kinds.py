@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -36,10 +37,33 @@ def _behave(behaviour: str, place: Place) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "slow":
         time.sleep(30)
+    if behaviour == "disk full" and (Path(place.folder) / "full").exists():
+        _fill_disk((Path(place.folder) / "full").read_text())
+    if behaviour == "two seconds":
+        (Path(place.folder) / f"begun-{os.getpid()}-{os.environ.get('RAY_RAYLET_PID')}").touch()
+        time.sleep(2)
     if behaviour == "brief":
         time.sleep(0.15)
 
 
+def _fill_disk(moment: str) -> None:
+    """From the third result on, a call of this worker that a write needs fails as it does on a full disk."""
+    global results_begun
+    results_begun += 1
+    if results_begun == 3:
+        name = moment.removeprefix("os.")
+        real = getattr(os, name)
+
+        def refuse(path: object, *rest: object, **more: object) -> object:
+            of_result = name == "fsync" or str(path).endswith(".tmp")
+            if of_result:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(path, *rest, **more)
+
+        setattr(os, name, refuse)
+
+
+results_begun = 0
 square = Kind(SquareConfig, run_square)
 
 

@@ -60,6 +60,30 @@ def test_run_status_resume_report(call, tmp_path):
     assert "digits-c" in Path(out.strip()).read_text()
 
 
+def test_dry_run_estimates_from_a_trial_and_then_from_results_and_writes_nothing(call, tmp_path):
+    """Method bn makes one forward pass over each image; the clean stream of 48 images is not one of the results."""
+    out = tmp_path / "run"
+    words = ["bench", "run", "--methods", "bn", "--model", "bench_models:tiny", "--limit", "48", "--out", out]
+    code, shown, _ = call(*words, "--corruptions", "fog,frost", "--dry-run", "--json")
+    found = json.loads(shown)
+    assert (code, found["cells"], found["done"], len(found["grid"])) == (0, 2, 0, 2)
+    assert (found["forward"], found["backward"], found["sources"]) == (96, 0, {"results": 0, "trials": 2})
+    assert found["seconds"] > 0
+    assert not out.exists()
+
+    call(*words, "--corruptions", "fog", "--workers", 1)
+    (record,) = [json.loads(path.read_text())["record"] for path in (out / "cells").iterdir()]
+    _, shown, _ = call(*words, "--corruptions", "fog,frost", "--dry-run", "--json")
+    found = json.loads(shown)
+    assert (found["done"], found["sources"]) == (1, {"results": 1, "trials": 0})
+    assert found["seconds"] == pytest.approx(record["timing"]["seconds"])
+
+    code, shown, _ = call("bench", "verify", out, "--workers", 1, "--json")
+    assert (code, json.loads(shown)["exact"], json.loads(shown)["different"]) == (0, 1, {})
+    code, shown, _ = call("bench", "diff", out, out)
+    assert (code, shown) == (0, "The same, but for the times.\n")
+
+
 def test_the_sparsity_constraint_goes_behind_any_method(call, tmp_path):
     grid = [word.replace("source,bn", "tent+sc,shot+sc").replace("contrast,fog", "fog") for word in GRID]
     code, out, _ = call(
@@ -102,6 +126,12 @@ def test_a_second_run_on_one_folder_is_refused(call, tmp_path):
     [
         (["bench", "status", "nowhere"], 2, "not a run folder"),
         (["report", "nowhere"], 2, "not a run folder"),
+        (["bench", "verify", "nowhere"], 2, "not a run folder"),
+        (["bench", "diff", "nowhere", "there"], 2, "no run folder or result file"),
+        (["bench", "run", "gone.yaml"], 2, "There is no file gone.yaml"),
+        (["bench", "run", "gone.yaml", "--severity", "3"], 2, "Both the recipe and --severity"),
+        (["bench", "run", "--out", "x"], 2, "has no cells"),
+        (["bench", "run", "--methods", "bn", "--address", "a:1", "--out", "x"], 2, "Add --executor ray"),
         (["reproduce", "tabel2"], 2, "Did you mean 'table2'"),
         (["reproduce", "tuning", "--scale", "paper"], 2, "no scale 'paper'"),
         (["reproduce", "table2", "--scale", "paper"], 3, "There are no weights at"),

@@ -94,10 +94,10 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
 
     torch.set_num_threads(config.threads)
     model = load_model(config.model, place.folder).to(config.device)
-    stream = _stream(config, place)
+    stream = stream_of(config, place)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
-        adapter = _adapter(config, model, place)
+        adapter = adapter_of(config, model, place)
         result = offsupport.evaluate(adapter, _moved(stream, config.device), protocol=config.protocol)
     remarks = list(dict.fromkeys(str(warning.message) for warning in said))
     if adapter.source and config.source_split == "test":
@@ -119,7 +119,7 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     return Outcome(measured, provenance, timing)
 
 
-def _adapter(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
+def adapter_of(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
     """Wrap the model; a method that can use source statistics gets them from the clean data."""
     from offsupport.data import stream
     from offsupport.methods.factory import adapt, source_stats
@@ -156,7 +156,7 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
         data = str((config.dataset, config.corruption, config.severity, config.block, config.order, config.batch_size))
         if data not in opened:
             opened.add(data)
-            _stream(config, place)
+            stream_of(config, place)
     for device in dict.fromkeys(config.device for config in configs):
         _check_device(device)
     models = {name: load_model(name, place.folder) for name in dict.fromkeys(config.model for config in configs)}
@@ -166,7 +166,7 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
             # Where statistics are required, a few images tell whether they can be made.
             few = 2 * config.batch_size if METHODS[config.method].info.source == "required" else 0
             few = min(few, config.source_images)
-            _adapter(dataclasses.replace(config, source_images=few, device="cpu"), models[config.model], place)
+            adapter_of(dataclasses.replace(config, source_images=few, device="cpu"), models[config.model], place)
 
 
 def _check_device(device: str) -> None:
@@ -183,7 +183,8 @@ def _moved(stream: Stream, device: str) -> Iterable[Any]:
     return stream if device == "cpu" else (batch._replace(x=batch.x.to(device)) for batch in stream)
 
 
-def _stream(config: AdaptConfig, place: Place) -> Stream:
+def stream_of(config: AdaptConfig, place: Place) -> Stream:
+    """Open the stream of a cell."""
     from offsupport import data
 
     whole = data.stream(

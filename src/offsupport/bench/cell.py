@@ -38,7 +38,7 @@ class Cell:
     def text(self) -> str:
         """The canonical JSON of the cell."""
         try:
-            return canonical_json({"kind": self.kind, "config": _plain(self.config)})
+            return canonical_json(self.to_dict())
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"A setting of this cell is not a JSON value ({error}).", f"{dict(self.config)}"
@@ -149,6 +149,8 @@ def imported(name: str, what: str) -> Any:
 
 def _plain(value: Any) -> Any:
     """The canonical form of a setting: tuples are lists, 1.0 is 1; so that equal settings have equal text."""
+    if value is None or isinstance(value, (str, int)):  # most of them, and first: grids have many cells
+        return value
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
             raise TypeError("names must be strings")

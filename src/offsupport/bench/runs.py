@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from offsupport.bench.cell import Cell, Place
-from offsupport.bench.executor import Summary, label, run_cells
-from offsupport.bench.store import Record, Store
+from offsupport.bench.executor import Executor, Summary, label, run_cells
+from offsupport.bench.store import Invalid, Record, Store, parse
 from offsupport.core.errors import GridIncompleteError
 
 
@@ -17,7 +18,7 @@ from offsupport.core.errors import GridIncompleteError
 class Status:
     """Where a run stands; every cell is counted once."""
 
-    done: list[Record] = field(default_factory=list)
+    done: Sequence[Record] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     """What went wrong, by a label of the cell."""
     missing: dict[str, str] = field(default_factory=dict)
@@ -35,6 +36,7 @@ def run_grid(
     request: dict[str, Any],
     workers: int = 1,
     announce: Callable[[str], None] = lambda line: None,
+    executor: Executor | None = None,
 ) -> Summary:
     """Compute a grid into its folder, taking up what is there; one run per folder at a time.
 
@@ -44,10 +46,11 @@ def run_grid(
         request: What was asked, kept for the report.
         workers: How many processes.
         announce: Given a line for people when something needs their attention.
+        executor: Who computes; by default processes on this machine.
     """
     store = Store(place.folder)
     with store.locked():
-        return run_cells(cells, place, workers, announce, begin=lambda: store.add_to_grid(cells, request))
+        return run_cells(cells, place, workers, announce, lambda: store.add_to_grid(cells, request), executor)
 
 
 def status(folder: Path | str, cells: Sequence[Cell] | None = None) -> Status:
@@ -58,16 +61,34 @@ def status(folder: Path | str, cells: Sequence[Cell] | None = None) -> Status:
         cells: Only these; by default all cells the folder is for.
     """
     store = Store(folder)
-    found = Status()
+    done = _Done()
+    found = Status(done)
     for cell in store.grid() if cells is None else dict.fromkeys(cells):
-        result = store.read(cell.key)
-        if isinstance(result, Record):
-            found.done.append(result)
+        result = store.sound(cell.key)
+        if not isinstance(result, Invalid):
+            done.files.append(result)
         elif (failure := store.failure(cell.key)) is not None:
             found.failed[label(cell)] = failure
         else:
             found.missing[label(cell)] = result.reason
     return found
+
+
+class _Done(Sequence[Record]):
+    """Results found intact, parsed when somebody looks into them: counting thousands takes no parsing."""
+
+    def __init__(self) -> None:
+        self.files: list[bytes] = []
+
+    @cached_property
+    def _records(self) -> list[Record]:
+        return [parse(data) for data in self.files]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._records[at]
 
 
 def require_complete(summary: Summary, total: int, folder: Path) -> None:

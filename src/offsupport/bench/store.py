@@ -78,35 +78,35 @@ class Store:
             yield
 
     def write(self, cell: Cell, outcome: Outcome) -> None:
-        """Store the result of a cell; an earlier failure of it is forgotten."""
-        body = {
-            "schema": SCHEMA,
-            "key": cell.key,
-            "cell": cell.to_dict(),
-            "deterministic": outcome.deterministic,
-            "provenance": {**outcome.provenance, **versions()},
-            "timing": outcome.timing,
-        }
-        write_bytes(self.path(cell.key), seal(body))
+        """Store the result of a cell computed here; an earlier failure of it is forgotten."""
+        self.keep(cell, result_file(cell, outcome))
+
+    def keep(self, cell: Cell, data: bytes) -> None:
+        """Store the result file of a cell, made here or elsewhere; an earlier failure of it is forgotten."""
+        write_bytes(self.path(cell.key), data)
         self.failure_path(cell.key).unlink(missing_ok=True)
 
     def read(self, key: str) -> Record | Invalid:
         """Return the result under ``key``, or why there is none to use."""
+        data = self.sound(key)
+        return data if isinstance(data, Invalid) else parse(data)
+
+    def sound(self, key: str) -> bytes | Invalid:
+        """Return the bytes of an intact result of this schema and cell, or why there are none; nothing is parsed."""
         try:
             data = self.path(key).read_bytes()
         except FileNotFoundError:
             return Invalid("not computed yet", found=False)
         except OSError as error:
             return Invalid(f"unreadable ({error.strerror})", found=True)
-        body = unseal(data)
-        if body is None:
+        if not intact(data):
             return Invalid("damaged: its checksum does not match", found=True)
-        if body["schema"] != SCHEMA:
-            return Invalid(f"of schema {body['schema']}, this version reads {SCHEMA}", found=True)
-        cell = Cell(body["cell"]["kind"], body["cell"]["config"])
-        if not key == cell.key == body["key"]:
+        # The fields of a record stand at the beginning of a line, behind one space; what is inside of them behind more.
+        if f'\n "schema": {SCHEMA},\n'.encode() not in data:
+            return Invalid(f"of schema {json.loads(data)['record']['schema']}, this version reads {SCHEMA}", found=True)
+        if f'\n "key": "{key}",\n'.encode() not in data:
             return Invalid("of another cell", found=True)
-        return Record(key, cell, body["deterministic"], body["provenance"], body["timing"])
+        return data
 
     def write_failure(self, cell: Cell, message: str) -> None:
         """Note that a cell failed, and how."""
@@ -119,14 +119,16 @@ class Store:
 
     def add_to_grid(self, cells: Iterable[Cell], request: dict[str, Any]) -> None:
         """Note what this folder is for: its cells, those of earlier runs included, and what was asked last."""
-        known = dict.fromkeys([*self.grid(), *cells]) if self._grid_path.is_file() else dict.fromkeys(cells)
-        grid = {"schema": SCHEMA, "request": request, "cells": [cell.to_dict() for cell in known]}
-        if not self._grid_path.is_file() or read_json(self._grid_path) != grid:
+        before = self._read_grid() if self._grid_path.is_file() else {"cells": [], "request": None}
+        known = {cell.text for cell in _cells(before)}
+        new = [cell.to_dict() for cell in dict.fromkeys(cells) if cell.text not in known]
+        if new or canonical_json(request) != canonical_json(before["request"]):
+            grid = {"schema": SCHEMA, "request": request, "cells": [*before["cells"], *new]}
             write_json(self._grid_path, grid)
 
     def grid(self) -> list[Cell]:
         """Return the cells this folder is for."""
-        return [Cell(cell["kind"], cell["config"]) for cell in self._read_grid()["cells"]]
+        return _cells(self._read_grid())
 
     def request(self) -> dict[str, Any]:
         """Return what was asked last."""
@@ -145,16 +147,37 @@ class Store:
         return grid
 
 
+def _cells(grid: dict[str, Any]) -> list[Cell]:
+    return [Cell(cell["kind"], cell["config"]) for cell in grid["cells"]]
+
+
+def result_file(cell: Cell, outcome: Outcome) -> bytes:
+    """Return the result file of a cell that was computed on this machine with these versions."""
+    body = {
+        "schema": SCHEMA,
+        "key": cell.key,
+        "cell": cell.to_dict(),
+        "deterministic": outcome.deterministic,
+        "provenance": {**outcome.provenance, **versions()},
+        "timing": outcome.timing,
+    }
+    return seal(body)
+
+
+def parse(data: bytes) -> Record:
+    """Return what an intact result file says."""
+    body = json.loads(data)["record"]
+    cell = Cell(body["cell"]["kind"], body["cell"]["config"])
+    return Record(body["key"], cell, body["deterministic"], body["provenance"], body["timing"])
+
+
 def seal(body: dict[str, Any]) -> bytes:
     """Return a JSON file that begins with the sha256 of every byte that follows it."""
     rest = json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "}\n"
     return f"{_HEAD}{sha256_bytes(rest.encode())}{_MIDDLE}{rest}".encode()
 
 
-def unseal(data: bytes) -> dict[str, Any] | None:
-    """Return what :func:`seal` wrote, or None when any bit of it has changed."""
+def intact(data: bytes) -> bool:
+    """Tell whether every bit is as :func:`seal` wrote it."""
     start = len(_HEAD) + 64 + len(_MIDDLE)
-    head, rest = data[:start], data[start:]
-    if head != f"{_HEAD}{sha256_bytes(rest)}{_MIDDLE}".encode():
-        return None
-    return dict(json.loads(data)["record"])
+    return data[:start] == f"{_HEAD}{sha256_bytes(data[start:])}{_MIDDLE}".encode()

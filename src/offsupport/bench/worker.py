@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from offsupport.bench.cell import Cell, Place, compute
-from offsupport.bench.store import Store
+from offsupport.bench.store import Store, result_file
 from offsupport.core.errors import OffsupportError
 from offsupport.core.processes import follow_parent
 
@@ -26,12 +27,13 @@ def work(pipe: Connection, place: Place) -> None:
     store = Store(place.folder)
     with contextlib.suppress(EOFError, BrokenPipeError):
         for cell in iter(pipe.recv, None):
-            pipe.send(Report(cell.key, _attempt(cell, place, store)))
+            pipe.send(Report(cell.key, attempt(cell, place, store.keep)))
 
 
-def _attempt(cell: Cell, place: Place, store: Store) -> str | None:
+def attempt(cell: Cell, place: Place, keep: Callable[[Cell, bytes], None]) -> str | None:
+    """Compute a cell and hand its result file to ``keep``; return what went wrong, if anything."""
     try:
-        store.write(cell, compute(cell, place))
+        keep(cell, result_file(cell, compute(cell, place)))
     except OffsupportError as error:
         return str(error)
     except Exception as error:  # a cell that fails must not take the others with it

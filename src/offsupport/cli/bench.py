@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,16 +11,21 @@ from offsupport.cli.output import JSON, emit_json, emit_table, say
 
 DataFolder = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; default $OFFSUPPORT_DATA.")]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder.")]
+Workers = Annotated[int, typer.Option(min=0, help="Cells at a time; 0 for one per core of this machine or cluster.")]
+ExecutorName = Annotated[Literal["local", "ray"], typer.Option(help="Processes on this machine, or a Ray cluster.")]
+Address = Annotated[str | None, typer.Option(help="HOST:PORT of the Ray cluster; default: one on this machine.")]
 
 bench = typer.Typer(no_args_is_help=True, help="Run grids of cells; a rerun computes only what is missing.")
 
 
 @bench.command()
 def run(
-    out: Annotated[Path, typer.Option(help="Run folder; the same folder again resumes.")],
+    context: typer.Context,
+    recipe: Annotated[Path | None, typer.Argument(help="Grid in a YAML file; else options say what to run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder, to be resumed; default runs/RECIPE.")] = None,
     dataset: str = typer.Option("digits-c", help="Data set."),
     corruptions: str = typer.Option("", help="Names separated by commas, 'all' for the 15 standard ones; none: clean."),
-    methods: str = typer.Option(..., help="Names separated by commas."),
+    methods: str = typer.Option("", help="Names separated by commas."),
     severity: int = typer.Option(5, min=1, help="Severity of the corruptions."),
     seeds: int = typer.Option(1, min=1, help="Run seeds 0, 1, ... of each cell."),
     protocol: str = typer.Option("online", help="online, continual (all corruptions in one stream) or episodic."),
@@ -33,24 +38,37 @@ def run(
     batch_size: int = typer.Option(128, min=1, help="Images per batch."),
     source_images: int = typer.Option(2000, min=0, help="Training images for methods that use source statistics."),
     threads: int = typer.Option(1, min=1, help="Threads per cell; part of what a result depends on."),
-    workers: int = typer.Option(0, min=0, help="Processes; 0 for one per core."),
+    workers: Workers = 0,
+    executor: ExecutorName = "local",
+    address: Address = None,
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show the grid and what it will cost."),
     as_json: bool = JSON,
 ) -> None:
-    """Run every combination of methods, corruptions and seeds."""
-    from offsupport.bench import expand
+    """Run every combination of data sets, methods and seeds, from a recipe or from options."""
+    from offsupport.bench.recipe import Recipe, read_recipe, recipe_cells
+    from offsupport.core.config import build
 
-    names = _names(corruptions)
-    fixed: dict[str, Any] = {
-        "dataset": dataset, "severity": severity, "protocol": protocol, "model": model, "limit": limit, "block": block,
-        "order": order, "preset": preset, "batch_size": batch_size, "threads": threads,
-        "source_images": source_images,
-    }  # fmt: skip
-    in_one_stream = protocol == "continual" and len(names) > 1
-    streams: list[Any] = [names] if in_one_stream else names or [None]
-    axes = {"method": _names(methods), "corruption": streams, "seed": range(seeds)}
-    cells = expand(axes, **fixed)
-    finish(out, data, cells, {"verb": "bench"}, workers)
-    _show(out, as_json)
+    if recipe is not None:
+        _refuse_both(context)
+        cells = read_recipe(recipe)
+    else:
+        images: dict[str, Any] = {"dataset": dataset, "model": model, "order": order, "limit": limit}
+        images |= {
+            "source_images": source_images,
+            "corruptions": _names(corruptions),
+            "severities": [severity],
+            "blocks": [block],
+        }
+        chosen = [{"method": name, "preset": preset} for name in _names(methods)]
+        grid: dict[str, Any] = {"datasets": [images], "methods": chosen, "seeds": seeds, "protocol": protocol}
+        grid |= {"batch_size": batch_size, "threads": threads}
+        cells = recipe_cells(build(Recipe, grid, "the grid"), Path())
+    folder = out or Path("runs") / (recipe.stem if recipe else "bench")
+    if dry_run:
+        show_cost(cells, folder, data, as_json)
+        return
+    finish(folder, data, cells, {"verb": "bench"}, workers, executor, address)
+    _show(folder, as_json)
 
 
 @bench.command()
@@ -70,21 +88,54 @@ def status(
         say(f"{name}: {why}")
 
 
-def finish(out: Path, data: Path | None, cells: list[Any], request: dict[str, Any], workers: int) -> None:
+def finish(
+    out: Path,
+    data: Path | None,
+    cells: list[Any],
+    request: dict[str, Any],
+    workers: int,
+    executor: str = "local",
+    address: str | None = None,
+) -> None:
     """Compute cells into a run folder; cells without a result at the end are an error with exit code 4."""
-    from offsupport.bench import Place
+    from offsupport.bench import Executor, Local, Place
+    from offsupport.bench.ray_cluster import RayCluster
     from offsupport.bench.results import mixed_weights
     from offsupport.bench.runs import require_complete, run_grid
     from offsupport.bench.runs import status as status_of
+    from offsupport.core.errors import ConfigError
     from offsupport.core.files import require_folder
     from offsupport.core.processes import cores
 
+    if address is not None and executor != "ray":
+        raise ConfigError("--address is that of a Ray cluster.", "Add --executor ray.")
     place = Place(require_folder(out), data)
-    summary = run_grid(cells, place, request, workers or cores(), announce=say)
+    who: Executor = RayCluster(address, workers) if executor == "ray" else Local(workers or cores())
+    summary = run_grid(cells, place, request, announce=say, executor=who)
     say(f"{len(cells)} cells: {len(summary.computed)} computed, {len(summary.present)} were there already.")
     for warning in mixed_weights(status_of(out).done):
         say(warning)
     require_complete(summary, len(cells), out)
+
+
+def show_cost(cells: list[Any], folder: Path, data: Path | None, as_json: bool) -> None:
+    """Print a grid and what is left to do of it; nothing is written."""
+    from collections import Counter
+    from dataclasses import asdict
+
+    from offsupport.bench import Place
+    from offsupport.bench.estimate import estimate_cost
+
+    cost = estimate_cost(cells, Place(folder, data))
+    if as_json:
+        emit_json({"folder": str(folder), **asdict(cost), "grid": [cell.to_dict()["config"] for cell in cells]})
+        return
+    names = ("method", "hyper", "dataset", "corruption", "severity", "block", "limit", "batch_size")
+    shown = [name for name in names if len({str(cell.config[name]) for cell in cells}) > 1] or ["method"]
+    rows = Counter(tuple(str(cell.config[name]) for name in shown) for cell in cells)
+    body = [[*row, str(count)] for row, count in rows.items()]
+    emit_table(f"{cost.cells} cells, {cost.done} done", [*shown, "seeds"], body, text_columns=len(shown))
+    say(cost.words())
 
 
 def _show(out: Path, as_json: bool) -> None:
@@ -113,6 +164,18 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
     show = number if len(across) <= 3 else value_text
     body = [[name, *(show(cells[name, other]) if (name, other) in cells else "" for other in across)] for name in down]
     emit_table(title, ["", *across], body)
+
+
+def _refuse_both(context: typer.Context) -> None:
+    """A recipe says all about the grid; an option that would say it too is a mistake rather than a rank order."""
+    from offsupport.core.errors import ConfigError
+
+    elsewhere = {"recipe", "out", "data", "workers", "executor", "address", "dry_run", "as_json"}
+    for name in set(context.params) - elsewhere:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = name.replace("_", "-")
+            raise ConfigError(f"Both the recipe and --{option} say what to run.", "Write it into the recipe.")
 
 
 def _names(text: str) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from offsupport import __version__
-from offsupport.cli import data, reproduce
+from offsupport.cli import bench_check, data, reproduce
 from offsupport.cli.bench import bench
 from offsupport.cli.demo import demo
 from offsupport.cli.diagnose import diagnose
@@ -32,6 +32,8 @@ app.command()(doctor)
 app.command()(diagnose)
 app.command()(train)
 app.add_typer(data.app, name="data")
+bench.command()(bench_check.verify)
+bench.command()(bench_check.diff)
 app.add_typer(bench, name="bench")
 app.command()(reproduce.reproduce)
 app.command()(reproduce.report)

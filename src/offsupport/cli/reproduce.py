@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offsupport.cli.bench import DataFolder, RunFolder, finish, print_rows
+from offsupport.cli.bench import Address, DataFolder, ExecutorName, RunFolder, Workers, finish, print_rows
 from offsupport.cli.output import JSON, emit_json, emit_table, say
 
 
@@ -21,7 +21,9 @@ def reproduce(
     methods: str | None = typer.Option(None, help="Only these, separated by commas."),
     data: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="Run folder, to be resumed; default runs/TABLE-SCALE.")] = None,
-    workers: int = typer.Option(0, min=0, help="Processes; 0 for one per core."),
+    workers: Workers = 0,
+    executor: ExecutorName = "local",
+    address: Address = None,
     as_json: bool = JSON,
 ) -> None:
     """Run a table of the paper and say which of its claims hold."""
@@ -36,7 +38,7 @@ def reproduce(
     options = Options(runs=runs, seeds=seeds, methods=names)
     folder = out or Path("runs") / f"{table}-{scale}"
     request = {"verb": "reproduce", "table": table, "scale": scale, "options": asdict(options)}
-    finish(folder, data, cells_of(declared, scale, options), request, workers)
+    finish(folder, data, cells_of(declared, scale, options), request, workers, executor, address)
     path, found = write_report(folder)
     if as_json:
         emit_json(found)

@@ -40,7 +40,14 @@ def build(cls: type[C], values: Mapping[str, Any], owner: str) -> C:
             raise ConfigError(
                 f"Hyper-parameter {name!r} of {owner} is {value!r}.", f"It must be {_describe(hints[name])}."
             )
+    missing = [field.name for field in _required(cls) if field.name not in values]
+    if missing:
+        raise ConfigError(f"{owner[:1].upper()}{owner[1:]} does not say {', '.join(missing)}.", "Add what is missing.")
     return cls(**{name: _widen(value, hints[name]) for name, value in values.items()})
+
+
+def _required(cls: type[Any]) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(cls) if field.default is field.default_factory]
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from typing import IO, Any
 
 from offsupport.core.errors import FileError
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
 
 @contextlib.contextmanager
 def atomic(path: Path | str) -> Iterator[IO[bytes]]:
@@ -63,7 +65,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 def canonical_json(value: Any) -> str:
     """Return the one JSON text of ``value``: sorted keys, no spaces, no NaN; what hashes are taken of."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 def write_json(path: Path | str, value: Any) -> None:

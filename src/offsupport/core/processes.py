@@ -9,7 +9,8 @@ import signal
 import threading
 from collections.abc import Iterator
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What numeric libraries read when they load."""
 
 
 def cores() -> int:
@@ -20,8 +21,8 @@ def cores() -> int:
 @contextlib.contextmanager
 def single_thread_children() -> Iterator[None]:
     """Processes started inside find one thread in their environment: numeric libraries read it when they load."""
-    before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     try:
         yield
     finally:

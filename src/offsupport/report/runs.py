@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def write_report(folder: Path | str) -> tuple[Path, dict[str, Any]]:
     return path, data
 
 
-def _measured(table: Table, scale: str, records: list[Record]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _measured(table: Table, scale: str, records: Sequence[Record]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What ``reproduce --json`` prints, and the cells behind it; every interval is computed once."""
     rows, claims = table.rows(records), table.claims(records)
     computed = dataclasses.replace(table, rows=lambda _: rows, claims=lambda _: claims)

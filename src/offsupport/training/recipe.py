@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from offsupport.core.config import build
-from offsupport.core.errors import ConfigError, FileError, nearest
+from offsupport.core.errors import ConfigError, nearest
+from offsupport.core.settings import read_settings, require_mapping
 
-_EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")
 Views = Literal["none", "shift", "shift-flip", "crop-flip", "simclr"]
 
 
@@ -84,13 +81,7 @@ def read_recipe(name: str) -> Recipe:
         path = Path(name)
         if path.suffix not in (".yaml", ".yml"):
             raise ConfigError(f"There is no recipe {name!r}.", f"{nearest(name, _shipped())} Or give a .yaml file.")
-        if not path.is_file():
-            raise FileError(f"There is no file {path}.", "Check the path.")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} is not YAML ({error}).", "Write one setting per line: `epochs: 10`.") from error
-    return make_recipe(values, f"recipe {recipe_name(name)!r}")
+    return make_recipe(read_settings(path), f"recipe {recipe_name(name)!r}")
 
 
 def recipe_name(name: str) -> str:
@@ -100,13 +91,7 @@ def recipe_name(name: str) -> str:
 
 def make_recipe(values: Any, owner: str) -> Recipe:
     """Return the recipe of these settings; unknown, missing and senseless ones are errors that say which."""
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigError(f"The {owner} is not a mapping of settings.", "Write one setting per line: `epochs: 10`.")
-    needed = [field.name for field in dataclasses.fields(Recipe) if field.default is field.default_factory]
-    missing = [name for name in needed if name not in values]
-    if missing:
-        raise ConfigError(f"The {owner} does not say {', '.join(missing)}.", "Add them, one setting per line.")
-    recipe = build(Recipe, {name: _number(value) for name, value in values.items()}, owner)
+    recipe = build(Recipe, require_mapping(values, f"The {owner}"), owner)
     positive = ("epochs", "epoch_images", "batch_size", "lr", "shift", "grow_from")
     for name in (*positive, "held_out", "momentum", "weight_decay"):
         value = getattr(recipe, name)
@@ -116,11 +101,6 @@ def make_recipe(values: Any, owner: str) -> Recipe:
     if recipe.stop_at is not None and not recipe.held_out:
         raise ConfigError(f"The {owner} stops at a held-out accuracy, and holds nothing out.", "Set held_out.")
     return recipe
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 takes 1e-3 for a word, because it has no point; people do not."""
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def _shipped() -> dict[str, Path]:
