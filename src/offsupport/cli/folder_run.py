@@ -36,6 +36,7 @@ def run(request: Request) -> tuple[list[Prediction], dict[str, Any], ModelDiagno
     check_request(request)
     names, given = class_names(request)
     targets, reference = target_files(request), source_files(request)
+    _first(targets, 1)  # the wrong size, or nothing to read, is said before a model is loaded or even trained
     torch.set_num_threads(request.threads)
     model = load(request)
     with warnings.catch_warnings(record=True) as said:
@@ -88,9 +89,6 @@ def predict(
             rows = zip(files, label.tolist(), confidence.tolist(), strict=True)
             found += [Prediction(file, k, "", p, guard) for file, k, p in rows]
             advance(len(files))
-    if not found:
-        first = next(iter(targets.skipped.values()))
-        raise DataMissingError(f"None of the {len(targets.skipped)} images can be read: {first}", "Replace them.")
     counts = {name: {key: counter[key] for key in getattr(adapter, name)} for name, counter in counters.items()}
     return sorted(found, key=lambda row: row.file), classes, counts
 
@@ -141,7 +139,8 @@ def _first(files: ImageFiles, most: int) -> Tensor:
     """Return the first images that can be read."""
     for _, x in files.batches(most):
         return x
-    raise DataMissingError(f"None of the images in {files.folder} can be read.", "Replace them.")
+    why = next(iter(files.skipped.values()))
+    raise DataMissingError(f"None of the {len(files.skipped)} images can be read: {why}", "Replace them.")
 
 
 def _remarks(request: Request, targets: ImageFiles, reference: ImageFiles | None) -> list[str]:
