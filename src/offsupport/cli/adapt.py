@@ -30,7 +30,7 @@ def adapt(
     preset: str | None = typer.Option(None, help="Published hyper-parameters: cifar10, cifar100 or imagenet."),
     source: Path | None = typer.Option(None, help="Folder of images the model was trained on."),
     size: int | None = typer.Option(None, min=1, help="Shorter side to this length, then the centred square."),
-    network: str | None = typer.Option(None, help="For a file: that does not say it: the architecture (resnet50)."),
+    network: str | None = typer.Option(None, help="For a file that does not say it: the architecture (resnet50)."),
     normalization: str | None = typer.Option(None, help="For such a file: the data it was trained on (cifar10)."),
     classes: Path | None = typer.Option(None, help="Text file with the names of the classes, one per line."),
     shuffle: bool = typer.Option(False, "--shuffle", help="Visit images in an order drawn from the seed, not sorted."),
