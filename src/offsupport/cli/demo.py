@@ -1,4 +1,4 @@
-"""``offsupport demo``: a network meets shifted digits, with and without adaptation; no download, no arguments."""
+"""``offsupport demo``: the tour. Shifted digits, a table of the paper, a diagnosis, one page; no download."""
 
 from __future__ import annotations
 
@@ -7,78 +7,101 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from offsupport.cli.bench import finish
 from offsupport.cli.output import JSON, emit_json, emit_table, say
 
 if TYPE_CHECKING:
-    from torch import nn
+    from offsupport.theory import Diagnosis
 
-    from offsupport.evaluation import Result
-    from offsupport.methods import SourceStats
-
+METHODS = ("source", "bn", "tent", "shot", "eata", "sar")
+ESTIMATORS = ("only-source", "trimmed-nn", "extrapolator", "given-c")
+"""Rows of Table 1; the others train anew for every target, which takes too long for a tour."""
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "brightness", "frost", "fog", "contrast")
 SEVERITY = 5
-DEFAULT_OUT = Path("runs/demo")
 BATCH_SIZE = 64
-Results = dict[str, dict[str, "Result"]]
+RUN, DISTANCE = 5, 3.1
+"""The diagnosed target: a run of the process that meets the assumptions, and how far its s lies from the origin."""
+DEFAULT_OUT = Path("runs/demo")
+Results = dict[str, dict[str, dict[str, Any]]]
+"""What was measured, by kind of digits and by method."""
 
 
 def demo(
-    out: Path = typer.Option(DEFAULT_OUT, help="Folder for report.html and the figures."),
-    seed: int = typer.Option(0, help="Seed of the network and of the order of the images."),
+    out: Path = typer.Option(DEFAULT_OUT, help="Folder for report.html and the runs it shows; resumed if it exists."),
+    seed: int = typer.Option(0, help="Seed of the order of the images."),
     json: bool = JSON,
 ) -> None:
-    """Train a small network on digits, shift the digits, and adapt it with every method."""
-    import torch
-
+    """Take the tour: adapt a network to shifted digits, run a table of the paper, diagnose a shift."""
+    from offsupport.cli.demo_page import demo_page
     from offsupport.core.files import require_folder
-    from offsupport.core.progress import progress
-    from offsupport.training.digits import EPOCHS, digits_model
+    from offsupport.report.page import write
 
     require_folder(out)
-    # The last bits of a convolution depend on the number of threads; one gives the same numbers on every machine.
-    torch.set_num_threads(1)
-    say("Training a small network on the digits inside scikit-learn ...")
-    with progress("Training", EPOCHS) as advance:
-        model = digits_model(seed, advance=advance)
-    results = measure(model, seed)
-    write_report(results, out, seed)
+    say("1 of 3. Training a small network on the digits inside scikit-learn, and adapting it to shifted ones ...")
+    results = adapt_digits(out / "digits", seed)
+    say("2 of 3. Table 1 of the paper at smoke scale: what synthetic shifts can be recovered from ...")
+    table = synthetic_table(out / "table1")
+    say("3 of 3. Diagnosing one synthetic shift: does a theorem say that it can be recovered?")
+    diagnosis = diagnose_target()
+    about = facts(results, seed)
+    write(demo_page(results, table, diagnosis, about), out / "report.html")
     if json:
-        plain = {name: {m: r.to_dict() for m, r in row.items()} for name, row in results.items()}
-        emit_json({"about": _facts(results, seed), "results": plain})
+        emit_json({"about": about, "results": results, "table1": table, "diagnosis": diagnosis.to_dict()})
     else:
-        columns = ["digits", *next(iter(results.values()))]
-        emit_table(
-            f"Error in %, with its 95 % interval; severity {SEVERITY}", columns, table_rows(results, "{}\n{}-{}")
-        )
+        _show(results, table, diagnosis)
     say(f"Report: {out / 'report.html'}")
 
 
-def measure(model: nn.Module, seed: int) -> Results:
-    """Return the result of every method on the clean digits and on every corruption."""
-    import offsupport
-    from offsupport.core.progress import progress
-    from offsupport.data import stream
+def adapt_digits(folder: Path, seed: int) -> Results:
+    """Return what every method makes of clean and shifted digits; computed into a run folder, or taken from it."""
+    from offsupport.bench import AdaptConfig
+    from offsupport.bench.runs import status
+    from offsupport.report.runs import write_report
 
-    methods = offsupport.list_methods()
-    sources = {"eata": _source_stats(model)}
+    cells = {
+        (name, method): AdaptConfig(
+            dataset="digits" if name == "clean" else "digits-c",
+            corruption=None if name == "clean" else name,
+            severity=SEVERITY,
+            method=method,
+            seed=seed,
+            batch_size=BATCH_SIZE,
+        ).cell()
+        for name in ("clean", *CORRUPTIONS)
+        for method in METHODS
+    }
+    finish(folder, None, list(cells.values()), {"verb": "bench"}, workers=0)
+    write_report(folder)
+    records = {record.key: record for record in status(folder, list(cells.values())).done}
     results: Results = {}
-    with progress("Adapting", (1 + len(CORRUPTIONS)) * len(methods)) as advance:
-        for name in ("clean", *CORRUPTIONS):
-            kind = {} if name == "clean" else {"corruption": name, "severity": SEVERITY}
-            batches = stream("digits-c" if kind else "digits", batch_size=BATCH_SIZE, seed=seed, **kind)  # type: ignore[arg-type]
-            results[name] = {}
-            for method in methods:
-                adapted = offsupport.adapt(model, method, source=sources.get(method), collapse="off")
-                results[name][method] = offsupport.evaluate(adapted, batches)
-                advance(note=f"{method} on {name}")
+    for (name, method), cell in cells.items():
+        record = records[cell.key]
+        results.setdefault(name, {})[method] = {**record.deterministic, **record.timing, "made of": record.provenance}
     return results
 
 
-def _source_stats(model: nn.Module) -> SourceStats:
-    import offsupport
-    from offsupport.data import stream
+def synthetic_table(folder: Path) -> dict[str, Any]:
+    """Return Table 1 at smoke scale for some estimators: rows and claims as ``reproduce --json`` prints them."""
+    from dataclasses import asdict
 
-    return offsupport.source_stats(model, stream("digits", split="train", batch_size=BATCH_SIZE), "eata")
+    from offsupport.paper import TABLES, Options, cells_of
+    from offsupport.report.runs import write_report
+
+    options = Options(methods=ESTIMATORS)
+    request = {"verb": "reproduce", "table": "table1", "scale": "smoke", "options": asdict(options)}
+    finish(folder, None, cells_of(TABLES["table1"], "smoke", options), request, workers=0)
+    return write_report(folder)[1]
+
+
+def diagnose_target() -> Diagnosis:
+    """Return the diagnosis of a target close to the support of a process that meets the assumptions."""
+    import torch
+
+    from offsupport.latent.draws import draw
+    from offsupport.latent.process import preset
+    from offsupport.theory import diagnose
+
+    return diagnose(draw(preset("assumptions", "dense"), [RUN], [DISTANCE], dtype=torch.float64))
 
 
 def table_rows(results: Results, form: str = "{} ({}-{})") -> list[list[str]]:
@@ -86,65 +109,32 @@ def table_rows(results: Results, form: str = "{} ({}-{})") -> list[list[str]]:
     return [[name, *(_cell(result, form) for result in row.values())] for name, row in results.items()]
 
 
-def _cell(result: Result, form: str) -> str:
-    bounds = (f"{100 * bound:.{0 if bound >= 0.1 else 1}f}" for bound in result.ci95)
-    return form.format(f"{100 * result.error:.1f}", *bounds)
-
-
-def write_report(results: Results, out: Path, seed: int) -> None:
-    """Write report.html and its figures as files of their own."""
-    from offsupport.core.files import write_text
-    from offsupport.report import figures
-    from offsupport.report.page import Figure, Page, Section, Table, write
-
-    methods = list(next(iter(results.values())))
-    drawings = {
-        "errors": figures.intervals({m: {c: _percent(row[m]) for c, row in results.items()} for m in methods}),
-        "traces": figures.traces(
-            {m: [100 * e for e in results["contrast"][m].trace] for m in methods}, "error of the batch (%)"
-        ),
-    }
-    for name, drawing in drawings.items():
-        write_text(out / f"{name}.svg", drawing)
-    table = Table(["digits", *methods], table_rows(results), "Error in %, with its 95 % Wilson interval.")
-    captions = {"errors": "Error of every method, clean and shifted.", "traces": "Contrast, batch by batch."}
-    costs = Table(
-        ["method", "seconds", "forward", "backward"],
-        [
-            [m, f"{row.seconds:.2f}", *(str(count) for count in row.passes.values())]
-            for m, row in results["clean"].items()
-        ],
-        "What one pass over the clean test digits cost, in batches.",
-    )
-    section = Section(
-        "Shifted digits",
-        "The same network, the same images, one pass; only the method differs. 'source' is the network as trained.",
-        tables=[table, costs],
-        figures=[Figure(drawings[name], captions[name]) for name in drawings],
-        notes=["Intervals in one row overlap less than they seem to: all methods saw the same images."],
-        facts=_facts(results, seed),
-    )
-    intro = "A small residual network, trained on clean digits, meets noise, blur, changed light and weather."
-    write(Page("offsupport demo", intro, [section]), out / "report.html")
-
-
-def _percent(result: Result) -> tuple[float, float, float]:
-    low, high = result.ci95
-    return 100 * result.error, 100 * low, 100 * high
-
-
-def _facts(results: Results, seed: int) -> dict[str, Any]:
+def facts(results: Results, seed: int) -> dict[str, str]:
+    """Return what the numbers were made of."""
     from offsupport import __version__
-    from offsupport.data import stream
 
-    about = stream("digits", batch_size=BATCH_SIZE, seed=seed).describe()
-    n = next(iter(results["clean"].values())).n
+    first = results["clean"]["source"]
+    made_of = first["made of"]
     return {
         "command": f"offsupport demo --seed {seed}",
         "version": __version__,
-        "data": f"digits, test split, {n} images, sha256 {about['sha256'][:16]}",
-        "order": f"seed {seed}, sha256 {about['order_hash'][:16]}",
+        "data": f"digits, test split, {first['n']} images, sha256 {made_of['data_sha256'][:16]}",
+        "order": f"seed {seed}, sha256 {made_of['order_sha256'][:16]}",
         "corruptions": f"severity {SEVERITY}, generated with seed 0",
         "batch size": str(BATCH_SIZE),
         "protocol": "online: one pass, reset at each corruption",
     }
+
+
+def _cell(result: dict[str, Any], form: str) -> str:
+    bounds = (f"{100 * bound:.{0 if bound >= 0.1 else 1}f}" for bound in result["ci95"])
+    return form.format(f"{100 * result['error']:.1f}", *bounds)
+
+
+def _show(results: Results, table: dict[str, Any], diagnosis: Diagnosis) -> None:
+    from offsupport.cli.bench import print_rows
+
+    title = f"Error in %, with its 95 % interval; severity {SEVERITY}"
+    emit_table(title, ["digits", *METHODS], table_rows(results, "{}\n{}-{}"))
+    print_rows("Table 1 at smoke scale: accuracy", table["rows"])
+    typer.echo(str(diagnosis))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from offsupport.cli.output import JSON, emit_json, emit_table, say
+from offsupport.cli.settings import read_settings
 from offsupport.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def diagnose(
             raise ConfigError("Your own arrays come in three files.", "Give --source, --labels and --target.")
         shown, data = _of_arrays(source, labels, target, shift)
     else:
-        changes = dict(_parse(text) for text in set_)
+        changes = read_settings(set_, "--set", "radius=9")
         shown, data = _of_process(preset, process, changes, distance, range(seed, seed + runs))
     _save(shown[0], data, out)
     if json:
@@ -179,14 +179,3 @@ def _numbers(results: list[Diagnosis]) -> dict[str, list[float]]:
         for name, value in row.items():
             found.setdefault(name, []).extend([] if value is None else [value])
     return {name: values for name, values in found.items() if values}
-
-
-def _parse(text: str) -> tuple[str, Any]:
-    """Read ``name=value``; a value is JSON where it can be, else a word."""
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise ConfigError(f"--set got {text!r}.", "Write name=value, for example --set radius=9.")
-    try:
-        return name, json_.loads(value)
-    except ValueError:
-        return name, value

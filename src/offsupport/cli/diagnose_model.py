@@ -13,6 +13,8 @@ from offsupport.core.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from offsupport.theory import ModelDiagnosis
+
 MOST_SOURCE, MOST_TARGETS = 400, 200
 
 
@@ -29,7 +31,7 @@ def diagnose_images(model: str | None, images: Path | None, source: Path | None,
     if model is None or images is None:
         raise ConfigError("A network and its images come together.", "Give --model and --images.")
     from offsupport.bench.models import load_model
-    from offsupport.core.files import atomic, write_json
+    from offsupport.core.files import write_json
     from offsupport.theory import diagnose_model
 
     network = load_model(model, out)
@@ -38,10 +40,7 @@ def diagnose_images(model: str | None, images: Path | None, source: Path | None,
     found = diagnose_model(network, reference, targets)
     data = {"model": model, "images": names, **found.to_dict()}
     write_json(out / "diagnosis.json", data)
-    figure = found.plot()
-    for kind in ("png", "svg"):
-        with atomic(out / f"diagnosis.{kind}") as file:
-            figure.savefig(file, format=kind, dpi=120)
+    save_picture(found, out / "diagnosis")
     if as_json:
         emit_json(data)
     else:
@@ -56,14 +55,27 @@ def diagnose_images(model: str | None, images: Path | None, source: Path | None,
     say(f"picture: {out / 'diagnosis.png'}")
 
 
+def save_picture(found: ModelDiagnosis, path: Path) -> None:
+    """Write the picture of a diagnosis as ``path.png`` and ``path.svg``, each whole or not at all."""
+    from offsupport.core.files import atomic
+
+    figure = found.plot()
+    for kind in ("png", "svg"):
+        with atomic(path.with_name(f"{path.name}.{kind}")) as file:
+            figure.savefig(file, format=kind, dpi=120)
+
+
 def _source(model: str, folder: Path | None) -> Tensor:
-    """Return source images: those of the folder, or the embedded digits for a network that was trained on them."""
+    """Return source images: those of the folder, or the embedded ones."""
+    return embedded_source(model) if folder is None else _folder(folder, None, MOST_SOURCE)[0]
+
+
+def embedded_source(model: str) -> Tensor:
+    """Return the embedded digits for a network that was trained on them; ask for a folder for any other."""
     import numpy as np
 
     from offsupport.data import load
 
-    if folder is not None:
-        return _folder(folder, None, MOST_SOURCE)[0]
     if not model.startswith("digits"):
         raise ConfigError(
             "What is usual for this network is not known.", "Give a folder of images it was trained on: --source DIR."

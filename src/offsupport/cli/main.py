@@ -8,6 +8,7 @@ import typer
 
 from offsupport import __version__
 from offsupport.cli import bench_check, data, reproduce
+from offsupport.cli.adapt import adapt
 from offsupport.cli.bench import bench
 from offsupport.cli.demo import demo
 from offsupport.cli.diagnose import diagnose
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(adapt)
 app.command("list")(list_)
 app.command()(doctor)
 app.command()(diagnose)

@@ -1,0 +1,43 @@
+"""Settings typed on the command line as ``name=value``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from offsupport.core.errors import ConfigError
+
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+
+
+def read_settings(texts: Sequence[str], option: str, example: str) -> dict[str, Any]:
+    """Return the settings by name; of one that is given twice, the last.
+
+    Args:
+        texts: Each ``name=value``; a value is JSON where it can be, else a Python constant or number, else a word.
+        option: The option they were given to, for the error.
+        example: What one looks like, for the remedy.
+
+    Example:
+        >>> read_settings(["lr=1e-3", "optimizer=sgd", "gates=False"], "--hyper", "lr=1e-3")
+        {'lr': 0.001, 'optimizer': 'sgd', 'gates': False}
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name.strip():
+            raise ConfigError(f"{option} got {text!r}.", f"Write name=value, for example {option} {example}.")
+        found[name.strip()] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    if text in _PYTHON_WORDS:
+        return _PYTHON_WORDS[text]
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    with contextlib.suppress(ValueError):
+        return float(text)  # .5, which JSON does not know
+    return text

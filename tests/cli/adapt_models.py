@@ -1,0 +1,21 @@
+"""Models that tests name as adapt_models:function."""
+
+import torch
+from torch import nn
+
+from offsupport.nn import resnet18
+
+
+def tiny():
+    torch.manual_seed(0)
+    return resnet18(width=4).eval()
+
+
+def only_16():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))
+
+
+def dense():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))

@@ -1,0 +1,62 @@
+"""What mkdocs calls while it builds the site: mathematics as MathML, and the command line from the program itself."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer.main
+from latex2mathml.converter import convert
+
+from offsupport.cli.main import app
+
+_OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")
+"""A link to a file of the repository that is no page of the site."""
+_MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+CLI_MARK = "<!-- command line -->"
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in the command line, and leave of links to files outside the site their text."""
+    return _OUTSIDE.sub(r"\1", markdown.replace(CLI_MARK, "\n".join(command_line())))
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Turn LaTeX into MathML, which browsers draw by themselves, without a script from the network."""
+    return _MATH.sub(lambda found: convert(html.unescape(found.group(2)), _display(found.group(1))), content)
+
+
+def command_line() -> Iterator[str]:
+    """Yield the reference of all verbs as Markdown."""
+    for name, command in _verbs(typer.main.get_command(app), "offsupport"):
+        usage = " ".join(str(p.name).upper() for p in command.params if p.param_type_name == "argument")
+        yield f"## `{name}`\n\n{(command.help or '').strip()}\n"
+        yield f"```console\n{' '.join(filter(None, [name, usage, '[OPTIONS]']))}\n```\n"
+        yield "| option | default | what it is |\n|---|---|---|"
+        yield from (_row(option) for option in command.params if option.name != "help")
+        yield ""
+
+
+def _verbs(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if not hasattr(command, "commands"):
+        yield name, command
+        return
+    for word, inner in command.commands.items():
+        yield from _verbs(inner, f"{name} {word}")
+
+
+def _row(option: Any) -> str:
+    names = ", ".join(f"`{word}`" for word in option.opts) if option.param_type_name == "option" else f"`{option.name}`"
+    default = "required" if option.required else _default(option.default)
+    return f"| {names} | {default} | {' '.join((option.help or '').split()).replace('|', chr(92) + '|')} |"
+
+
+def _default(value: Any) -> str:
+    shown = value is not None and value is not False and value != [] and value != "" and not callable(value)
+    return f"`{value}`" if shown else ""
+
+
+def _display(element: str) -> str:
+    return "block" if element == "div" else "inline"
