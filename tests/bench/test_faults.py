@@ -111,14 +111,14 @@ def workers_of(pid: int) -> list[int]:
 
 
 def test_a_second_run_on_the_folder_is_refused_and_harms_nothing(tmp_path):
-    out = tmp_path / "run"
-    first = start(out)
-    until(lambda: computed(out))
-    code, said = ended(start(out))
+    grid = {"behaviour": "two seconds", "workers": 1, "count": 10}  # long enough for the second to come up
+    first = start(tmp_path, **grid)
+    until(lambda: computed(tmp_path))
+    code, said = ended(start(tmp_path, **grid))
     assert (code, "Another process is working in" in said, "Wait" in said) == (2, True, True)
     assert ended(first)[0] == 0
-    assert computed(out) == list(range(CELLS))
-    assert ended(start(out))[0] == 0, "the lock is gone with its process"
+    assert computed(tmp_path) == list(range(10))
+    assert ended(start(tmp_path, **grid))[0] == 0, "the lock is gone with its process"
 
 
 def test_the_first_interrupt_finishes_the_cells_in_hand(tmp_path):
