@@ -14,7 +14,7 @@ from offsupport.bench.cell import Cell, Place
 from offsupport.bench.executor import Job
 from offsupport.bench.interrupts import deaf_children
 from offsupport.bench.worker import Report, work
-from offsupport.core.processes import single_thread_children
+from offsupport.core.processes import worker_environment
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _start(place: Place) -> _Worker:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=work, args=(there, place), daemon=True)
-    with single_thread_children(), deaf_children():
+    with worker_environment(), deaf_children():
         process.start()
     there.close()
     return _Worker(process, here)

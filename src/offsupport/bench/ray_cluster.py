@@ -21,7 +21,7 @@ from offsupport.bench.executor import Job
 from offsupport.bench.worker import attempt
 from offsupport.core.errors import ConfigError
 from offsupport.core.files import sha256_bytes, sha256_file, write_bytes
-from offsupport.core.processes import THREAD_VARIABLES
+from offsupport.core.processes import WORKER_VARIABLES
 
 LOOK_EVERY = 1.0
 """Seconds after which the size of the cluster and the wish to stop are looked at, whether or not a cell came back."""
@@ -157,4 +157,4 @@ def _environment() -> dict[str, str]:
     """What a worker on a node finds as one on this machine would: threads, modules of the user's own, the data."""
     modules = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
     data = {name: os.environ[name] for name in ("OFFSUPPORT_DATA",) if name in os.environ}
-    return {**dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONPATH": modules, **data}
+    return {**WORKER_VARIABLES, "PYTHONPATH": modules, **data}

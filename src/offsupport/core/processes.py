@@ -9,8 +9,15 @@ import signal
 import threading
 from collections.abc import Iterator
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""What numeric libraries read when they load."""
+WORKER_VARIABLES = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    **dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(2**30)),
+}
+"""What a worker finds in its environment.
+
+One thread, which numeric libraries read when they load; and an allocator that keeps freed memory: the C library would
+return every large tensor to the system and have its pages made anew for the next one (``benchmarks/allocator.py``).
+"""
 
 
 def cores() -> int:
@@ -19,10 +26,10 @@ def cores() -> int:
 
 
 @contextlib.contextmanager
-def single_thread_children() -> Iterator[None]:
-    """Processes started inside find one thread in their environment: numeric libraries read it when they load."""
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+def worker_environment() -> Iterator[None]:
+    """Processes started inside find :data:`WORKER_VARIABLES` in their environment."""
+    before = {name: os.environ.get(name) for name in WORKER_VARIABLES}
+    os.environ.update(WORKER_VARIABLES)
     try:
         yield
     finally:

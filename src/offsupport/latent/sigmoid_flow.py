@@ -67,9 +67,9 @@ class _Mixture(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sigmoid, t, mix, tilt, m, inverse, slope = ctx.saved_tensors
-        by_slope = grads[1].masked_fill(slope <= LEAST, 0)
+        by_slope = torch.ops.aten.threshold_backward(grads[1], slope, LEAST)  # zero where the slope was clipped
         by_m = torch.addcmul(grads[0], by_slope * slope, m - 0.5, value=2).mul_(inverse)
-        by_m.masked_fill_((m <= CLIP) | (m >= 1 - CLIP), 0)
+        by_m = torch.ops.aten.hardtanh_backward(by_m, m, CLIP, 1 - CLIP)  # likewise
         by_t = by_slope.mul_(inverse)
         back = by_t @ tilt.mT
         before = (by_m @ mix.mT).add_(back).addcmul_(back, sigmoid, value=-2).mul_(t)

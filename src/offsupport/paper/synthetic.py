@@ -100,6 +100,17 @@ def method_blocks(method: str, shift: str, distances: Sequence[float], runs: int
     ]
 
 
+def without_repeats(cells: Sequence[Cell], kept: int) -> list[Cell]:
+    """Leave out dense runs of the row that infers everything: its flows are those of ``extrapolator``, fitted again.
+
+    Args:
+        cells: Blocks of runs.
+        kept: How many of its runs stay.
+    """
+    repeated = ("extrapolator-inferred", "dense")
+    return [c for c in cells if (c.config["method"], c.config["shift"]) != repeated or c.config["first"] < FIRST + kept]
+
+
 def synthetic_rows(records: Sequence[Record], printed: Printed, names: Names = PLAIN) -> list[Row]:
     """Return the accuracy or mean squared error of every column.
 

@@ -8,7 +8,7 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.radius_cell import RadiusConfig
 from offsupport.bench.store import Record
 from offsupport.paper.declare import TABLES, Claim, Options, Table
-from offsupport.paper.synthetic import BLOCK, FIRST, below_by_column, blocks, bounded, synthetic_rows
+from offsupport.paper.synthetic import BLOCK, FIRST, below_by_column, blocks, bounded, synthetic_rows, without_repeats
 
 METHODS = (
     "only-source",
@@ -24,7 +24,7 @@ COLUMNS = {"dense": (3.5, 5.0, 12.0, 18.0, 24.0, 30.0), "sparse": (18.0, 24.0, 3
 """The printed distances, and two close to the support (radius 3)."""
 SMOKE_COLUMNS = {"dense": (5.0, 12.0), "sparse": (18.0, 36.0)}
 INFERRED_RUNS = 100
-"""Dense runs of the row that infers everything: its flows are those of ``extrapolator``, fitted again."""
+"""Dense runs of the row that infers everything."""
 RUNS = {"smoke": 4, "small": 50, "paper": 500}
 _PRINTED_COLUMNS = [f"dense-{d}" for d in (12, 18, 24, 30)] + [f"sparse-{d}" for d in (18, 24, 30, 36)]
 _PRINTED = {
@@ -50,7 +50,8 @@ RADIUS_RUNS = 100
 def grid(scale: str, options: Options) -> list[Cell]:
     """Return the cells; nothing but the package is needed at any scale."""
     columns = SMOKE_COLUMNS if scale == "smoke" else COLUMNS
-    cells = [c for c in blocks(METHODS, columns, "classification", RUNS[scale], options) if not _repeats(c)]
+    cells = blocks(METHODS, columns, "classification", RUNS[scale], options)
+    cells = without_repeats(cells, INFERRED_RUNS)
     runs = min(options.runs or RUNS[scale], RADIUS_RUNS)
     for shift in ("dense", "sparse"):
         cells += [
@@ -58,11 +59,6 @@ def grid(scale: str, options: Options) -> list[Cell]:
             for done in range(0, runs, BLOCK)
         ]
     return cells
-
-
-def _repeats(cell: Cell) -> bool:
-    row = (cell.config["method"], cell.config["shift"])
-    return row == ("extrapolator-inferred", "dense") and cell.config["first"] >= FIRST + INFERRED_RUNS
 
 
 def claims(records: Sequence[Record]) -> list[Claim]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.paper.declare import TABLES, Claim, Options, Table
-from offsupport.paper.synthetic import below_by_column, blocks, bounded, synthetic_rows
+from offsupport.paper.synthetic import below_by_column, blocks, bounded, synthetic_rows, without_repeats
 from offsupport.paper.table1 import RUNS
 
 METHODS = ("only-source", "vae", "trimmed-nn", "extrapolator", "extrapolator-inferred", "given-c", "constant")
@@ -30,7 +30,7 @@ BOUNDS = {f"sparse-{distance:g}": 0.30 for distance in COLUMNS["sparse"]}
 
 def grid(scale: str, options: Options) -> list[Cell]:
     """Return the cells; nothing but the package is needed at any scale."""
-    return blocks(METHODS, COLUMNS, "regression", RUNS[scale], options)
+    return without_repeats(blocks(METHODS, COLUMNS, "regression", RUNS[scale], options), 0)
 
 
 def claims(records: Sequence[Record]) -> list[Claim]:

@@ -7,13 +7,13 @@ import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-from offsupport.core.processes import follow_parent, single_thread_children
+from offsupport.core.processes import follow_parent, worker_environment
 
 
 @contextlib.contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of fresh single-thread processes; on an error or an interrupt, work not yet begun is dropped."""
-    with single_thread_children():
+    with worker_environment():
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(workers, mp_context=context, initializer=follow_parent)
         try:
