@@ -53,10 +53,13 @@ def test_stored_numbers_follow_from_the_stored_cells(folder):
     from offsupport.bench.runs import status
     from offsupport.paper import payload
 
-    stored = json.loads((folder / f"{folder.name}.json").read_text())
+    def plain(text):  # sums of doubles end in other digits where they are added in another order
+        return json.loads(text, parse_float=lambda number: round(float(number), 9))
+
+    stored = plain((folder / f"{folder.name}.json").read_text())
     found = status(folder)
     assert not found.failed
-    again = json.loads(json.dumps(payload(TABLES[folder.name], stored["scale"], found.done)))
+    again = plain(json.dumps(payload(TABLES[folder.name], stored["scale"], found.done)))
     by = lambda rows, *names: {tuple(row[name] for name in names): row for row in rows}  # noqa: E731
     assert by(again["rows"], "method", "column") == by(stored["rows"], "method", "column")
     assert by(again["claims"], "claim") == by(stored["claims"], "claim")
