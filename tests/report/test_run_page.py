@@ -41,6 +41,13 @@ def test_page_embeds_what_reproduce_prints():
     assert json.loads(embedded) == json.loads(json.dumps(payload(TABLES["table2"], "smoke", records())))
 
 
+def test_hyper_parameters_are_listed():
+    table = TABLES["tableA2"]
+    words = [word.strip() for _, word in read(render(run_page("A2", "", payload(table, "smoke", []), Status()))).texts]
+    assert "Hyper parameters" in words
+    assert {line["method"] for line in table.more()["hyper_parameters"]} <= set(words)
+
+
 def test_unfinished_cells_are_shown():
     text = page_of(records(), Status(done=records(), failed={"a": "it broke"}, missing={"b": "not computed yet"}))
     words = "".join(word for _, word in read(text).texts)

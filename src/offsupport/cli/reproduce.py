@@ -56,8 +56,10 @@ def reproduce(
 
 
 def _print_lines(title: str, lines: list[dict[str, Any]]) -> None:
-    """Print a list of equally named values as a table; what is None stays empty."""
-    body = [["" if value is None else str(value) for value in line.values()] for line in lines]
+    """Print a list of equally named values as a table."""
+    from offsupport.report.words import plain_text
+
+    body = [[plain_text(value) for value in line.values()] for line in lines]
     emit_table(title, list(lines[0]), body, text_columns=len(lines[0]))
 
 

@@ -20,7 +20,7 @@ from offsupport.report.provenance import sources
 from offsupport.report.result_tables import claims_table, headline, pivot
 from offsupport.report.stream_figures import stream_figures
 from offsupport.report.theory_figures import theory_sections
-from offsupport.report.words import short_column
+from offsupport.report.words import plain_text, short_column
 
 Rows = Sequence[Mapping[str, Any]]
 _PAIRED = (
@@ -56,7 +56,8 @@ def run_page(
     """
     rows, claims, done = payload["rows"], payload["claims"], status.done
     found = sources(payload, behind or {}, done, request or {})
-    sections = [*_claims(claims), *_result(rows, done), *constraint_sections(done), *theory_sections(done)]
+    sections = [*_claims(claims), *_result(rows, done), *_lists(payload)]
+    sections += [*constraint_sections(done), *theory_sections(done)]
     sections += [episode_section(record) for record in done if record.cell.kind == "episode"]
     sections += [*_cost(done), *_unfinished(status)]
     return Page(
@@ -68,6 +69,18 @@ def run_page(
         tiles=_tiles(rows, claims, status),
         downloads=_downloads(title, sections, rows),
     )
+
+
+def _lists(payload: Mapping[str, Any]) -> list[Section]:
+    """What a table lists beside its rows and claims, such as hyper-parameters."""
+    lists = {name: lines for name, lines in payload.items() if name not in ("table", "scale", "rows", "claims")}
+    return [
+        Section(
+            name.replace("_", " ").capitalize(),
+            tables=[Table(list(lines[0]), [[plain_text(value) for value in line.values()] for line in lines])],
+        )
+        for name, lines in lists.items()
+    ]
 
 
 def _tiles(rows: Rows, claims: Rows, status: Status) -> list[Tile]:

@@ -34,3 +34,8 @@ def unit_text(row: Mapping[str, Any]) -> str:
 def short_column(column: str) -> str:
     """Return a column without the data set, which stands elsewhere."""
     return column.partition("/")[2] or column
+
+
+def plain_text(value: Any) -> str:
+    """Return a setting in few characters; what is None stays empty."""
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
