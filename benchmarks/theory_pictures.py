@@ -1,10 +1,11 @@
-"""Draw the pictures of docs/findings.md from the stored results of Table 1: python benchmarks/theory_pictures.py."""
+"""Draw the pictures of docs/findings.md from the stored results: python benchmarks/theory_pictures.py."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from offsupport.core.files import write_text
 from offsupport.paper.synthetic import SUPPORT_RADIUS
@@ -14,18 +15,34 @@ ROOT = Path(__file__).parents[1]
 METHODS = ("only-source", "extrapolator", "given-c")
 
 
-def draw(shift: str) -> str:
-    """Return accuracy against distance for one kind of shift as SVG that stands alone."""
-    rows = json.loads((ROOT / "results" / "table1" / "table1.json").read_text())["rows"]
-    series: dict[str, dict[float, figures.Interval]] = {}
-    for row in rows:
+Series = dict[str, dict[float, figures.Interval]]
+
+
+def table1(shift: str) -> str:
+    """Return accuracy against distance for one kind of shift."""
+    series: Series = {}
+    for row in stored("table1"):
         kind, _, distance = row["column"].rpartition("-")
         if kind == shift and row["method"] in METHODS:
             series.setdefault(row["method"], {})[float(distance)] = row["value"], row["low"], row["high"]
     label = "distance of s from the origin"
-    svg = figures.curves(series, "accuracy", label, {"edge of the support": SUPPORT_RADIUS})
-    # An image has no page whose colour it could take: a grey that can be read on light and on dark.
-    return svg.replace("currentColor", "#808080")
+    return figures.curves(series, "accuracy", label, {"edge of the support": SUPPORT_RADIUS})
+
+
+def fig3() -> str:
+    """Return the error of TENT against the severity, by the side of the corrupted square."""
+    series: Series = {}
+    for row in stored("fig3"):
+        block, _, severity = row["column"].partition("/severity-")
+        if row["method"] == "tent":
+            series.setdefault(block, {})[float(severity)] = row["value"], row["low"], row["high"]
+    return figures.curves(series, "error (percent)", "severity of the impulse noise", {})
+
+
+def stored(table: str) -> list[dict[str, Any]]:
+    """Return the rows of a table as they are stored."""
+    rows: list[dict[str, Any]] = json.loads((ROOT / "results" / table / f"{table}.json").read_text())["rows"]
+    return rows
 
 
 def main() -> None:
@@ -34,9 +51,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the paths as JSON")
     as_json = parser.parse_args().json
     paths = []
-    for shift in ("dense", "sparse"):
-        path = ROOT / "docs" / "pictures" / f"{shift}.svg"
-        write_text(path, draw(shift) + "\n")
+    for name, svg in {"dense": table1("dense"), "sparse": table1("sparse"), "fig3": fig3()}.items():
+        path = ROOT / "docs" / "pictures" / f"{name}.svg"
+        # An image has no page whose colour it could take: a grey that can be read on light and on dark.
+        write_text(path, svg.replace("currentColor", "#808080") + "\n")
         paths.append(str(path.relative_to(ROOT)))
     print(json.dumps(paths) if as_json else "\n".join(paths))
 
