@@ -40,6 +40,7 @@ def test_missing_clean_data_names_the_clean_data(tmp_path):
     assert "cifar-10-batches-py" in done.stderr
 
 
+@pytest.mark.fault
 def test_ctrl_c_says_so(tmp_path):
     words = [sys.executable, "-m", "offsupport", "demo", "--out", str(tmp_path)]
     # A background shell may have told its children to ignore the signal; a person's terminal does not.
