@@ -31,7 +31,7 @@ def mlp(params: Params, x: Tensor, slope: float = 0.2) -> Tensor:
     """Apply R networks to (R, n, in); leaky ReLU between layers."""
     for layer in range(0, len(params), 2):
         if layer:
-            x = functional.leaky_relu(x, slope)
+            x = functional.leaky_relu_(x, slope)  # its gradient needs only what comes out
         x = torch.baddbmm(params[layer + 1], x, params[layer])
     return x
 

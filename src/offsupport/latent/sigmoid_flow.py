@@ -33,13 +33,13 @@ def sigmoid_flow(s: Tensor, flow: Tensor, offsets: Tensor, units: int) -> tuple[
     """
     runs, n, d = s.shape
     sizes = [units, units, units, 1, units, units, units, units]
-    a, b, w, _, a2, b2, w2, u = torch.split(flow.flatten(0, 1)[:, None], sizes, -1)  # each (R d, 1, units)
+    a, b, w, _, a2, b2, w2, u = torch.split(flow.flatten(0, 1)[..., None], sizes, 1)  # each (R d, units, 1)
     a, a2 = (functional.softplus(slopes + INVERSE_SOFTPLUS_1) for slopes in (a, a2))
-    mix = (torch.unflatten(w.mT, 0, (runs, d)) + offsets[:, None]).softmax(-2).flatten(0, 1)
-    mix2, u = w2.softmax(-1).mT, u.softmax(-1).mT  # u: a convex mixture of the hidden outputs
-    h, gain = _mixture(torch.baddbmm(b, s.mT.reshape(runs * d, n, 1), a), mix, a.mT * mix)
-    out, gain2 = _mixture(torch.baddbmm(b2, h, u @ a2), mix2, a2.mT * mix2)
-    return out.view(runs, d, n).mT, ((gain @ u) * gain2).view(runs, d, n).log().sum(1)
+    mix = (torch.unflatten(w.mT, 0, (runs, d)) + offsets.mT[:, None]).softmax(-1).flatten(0, 1)
+    mix2, u = w2.softmax(1).mT, u.softmax(1).mT  # u: a convex mixture of the hidden outputs
+    h, gain = _mixture(torch.addcmul(b, a, s.mT.reshape(runs * d, 1, n)), mix, a.mT * mix)
+    out, gain2 = _mixture(torch.addcmul(b2, a2, u @ h), mix2, a2.mT * mix2)
+    return out.view(runs, d, n).mT, ((u @ gain) * gain2).view(runs, d, n).log().sum(1)
 
 
 def _mixture(before: Tensor, mix: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,17 +50,18 @@ def _mixture(before: Tensor, mix: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]
 class _Mixture(torch.autograd.Function):
     """Logits of convex mixtures of sigmoids and their derivatives, with a backward pass of few passes over memory.
 
-    m = sigmoid(before) @ mix, t = sigmoid'(before); returns logit(m) and (t @ tilt) / (m (1 - m)), where ``tilt`` is
-    ``mix`` times the slopes of the sigmoids by the input.
+    m = mix @ sigmoid(before), t = sigmoid'(before); returns logit(m) and (tilt @ t) / (m (1 - m)), where ``tilt`` is
+    ``mix`` times the slopes of the sigmoids by the input. Samples come last: a product with a single row of weights is
+    several times slower the other way round.
     """
 
     @staticmethod
     def forward(ctx: Any, before: Tensor, mix: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:
         sigmoid = torch.sigmoid(before)
         t = torch.addcmul(sigmoid, sigmoid, sigmoid, value=-1)
-        m = (sigmoid @ mix).clamp_(CLIP, 1 - CLIP)
+        m = (mix @ sigmoid).clamp_(CLIP, 1 - CLIP)
         inverse = torch.addcmul(m, m, m, value=-1).reciprocal_()
-        slope = (t @ tilt).mul_(inverse).clamp_min_(LEAST)
+        slope = (tilt @ t).mul_(inverse).clamp_min_(LEAST)
         ctx.save_for_backward(sigmoid, t, mix, tilt, m, inverse, slope)
         return torch.logit(m), slope
 
@@ -71,6 +72,6 @@ class _Mixture(torch.autograd.Function):
         by_m = torch.addcmul(grads[0], by_slope * slope, m - 0.5, value=2).mul_(inverse)
         by_m = torch.ops.aten.hardtanh_backward(by_m, m, CLIP, 1 - CLIP)  # likewise
         by_t = by_slope.mul_(inverse)
-        back = by_t @ tilt.mT
-        before = (by_m @ mix.mT).add_(back).addcmul_(back, sigmoid, value=-2).mul_(t)
-        return before, sigmoid.mT @ by_m, t.mT @ by_t
+        back = tilt.mT @ by_t
+        before = torch.baddbmm(back, mix.mT, by_m).addcmul_(back, sigmoid, value=-2).mul_(t)
+        return before, by_m @ sigmoid.mT, by_t @ t.mT

@@ -68,7 +68,7 @@ class Vae(LatentEstimator):
         order = batches(n, self.batch_size, self.epochs, self._rng("order"))
 
         def loss(index: Tensor) -> Tensor:
-            return self._loss(source.x[:, index], source.y[:, index], x_tgt, noise)
+            return self._loss(source.x.index_select(1, index), source.y.index_select(1, index), x_tgt, noise)
 
         adam(self._parameters(), loss, order, self.lr)
 
