@@ -40,7 +40,6 @@ def test_missing_clean_data_names_the_clean_data(tmp_path):
     assert "cifar-10-batches-py" in done.stderr
 
 
-@pytest.mark.fault
 def test_ctrl_c_says_so(tmp_path):
     words = [sys.executable, "-m", "offsupport", "demo", "--out", str(tmp_path)]
     # A background shell may have told its children to ignore the signal; a person's terminal does not.
@@ -54,6 +53,21 @@ def test_ctrl_c_says_so(tmp_path):
     assert "Training" in line
     assert "interrupted" in rest
     assert "Traceback" not in rest
+
+
+def test_ctrl_c_while_a_string_is_executed_ends_with_130_too(tmp_path):
+    (tmp_path / "verb.py").write_text(
+        "import os, signal\n"
+        "from offsupport.cli import main\n"
+        "main.app = lambda: exec('os.kill(os.getpid(), signal.SIGINT)\\nwhile True: pass')\n"
+        "main.main()\n"
+    )
+    restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    done = subprocess.run(
+        [sys.executable, "-m", "verb"], cwd=tmp_path, capture_output=True, text=True, timeout=60, **restore
+    )
+    assert done.returncode == 130, done.stderr
+    assert "interrupted" in done.stderr
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(130)])

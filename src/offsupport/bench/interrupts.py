@@ -11,6 +11,17 @@ from types import FrameType
 FIRST = "Finishing the cells that are being computed; Ctrl-C again stops at once."
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. A subclass, because ``python -m`` forgets the exit code of a process where the plain one was raised under
+    ``exec`` of a string, as dataclasses do while modules load, even if it was handled afterwards.
+    """
+
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT as Python does, but for the class of what is raised."""
+    raise Interrupted
+
+
 class Interrupt:
     """Whether somebody has asked to stop."""
 
@@ -24,7 +35,7 @@ class Interrupt:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Note the first signal; let the second one through."""
         if self.asked:
-            raise KeyboardInterrupt
+            raise Interrupted
         self.asked = True
         self._announce(FIRST)
 
@@ -37,7 +48,8 @@ def two_steps(announce: Callable[[str], None]) -> Iterator[Interrupt]:
     """
     interrupt = Interrupt(announce)
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+    raises = before in (signal.default_int_handler, interrupted)
+    if threading.current_thread() is not threading.main_thread() or not raises:
         yield interrupt
         return
     signal.signal(signal.SIGINT, interrupt.handle)
@@ -46,7 +58,7 @@ def two_steps(announce: Callable[[str], None]) -> Iterator[Interrupt]:
     finally:
         signal.signal(signal.SIGINT, before)
     if interrupt:
-        raise KeyboardInterrupt
+        raise Interrupted
 
 
 @contextlib.contextmanager

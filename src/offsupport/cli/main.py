@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
 
 from offsupport import __version__
+from offsupport.bench.interrupts import interrupted
 from offsupport.cli import bench_check, data, reproduce
 from offsupport.cli.adapt import adapt
 from offsupport.cli.bench import bench
@@ -54,6 +56,8 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 
 def main() -> None:
     """Run a verb; a mistake of the user's is a sentence and an exit code, never a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupted)
     try:
         app()
     except OffsupportError as error:
