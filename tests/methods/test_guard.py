@@ -242,3 +242,15 @@ def test_an_error_of_the_model_leaves_the_adapter_usable():
         adapted(poison)
     assert same_bits(run(adapted, batches[2:])[0], plain[2])
     assert len(out) == 2
+
+
+def test_blank_frames_teach_nothing_and_one_that_shows_something_does():
+    adapted = Case("tent", NETWORKS["group_norm"]).wrap(lr=0.1)
+    before = adapted.snapshot().parameters
+    blank = torch.rand(20, 1, 1, 1).expand_as(toy_images(20, seed=0)[0]).contiguous()
+    for expected in (True, False):
+        run(adapted, [blank])
+        assert adapted.events["empty_selection"] == 1
+        same = all(torch.equal(value, before[name]) for name, value in adapted.snapshot().parameters.items())
+        assert same is expected
+        blank[7, 0, 0, 0] += 0.1

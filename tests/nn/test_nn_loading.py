@@ -21,7 +21,7 @@ def model():
     model = build_network(NAME, 7, "cifar10")
     model.train()
     model(X)  # running statistics that differ from the fresh ones
-    return model.eval()
+    return model.eval().to(memory_format=torch.channels_last)  # as loaded ones are
 
 
 def supcon(weights, body="encoder.", classifier="fc.", projection="head."):

@@ -12,8 +12,10 @@ FIRST = "Finishing the cells that are being computed; Ctrl-C again stops at once
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. A subclass, because ``python -m`` forgets the exit code of a process where the plain one was raised under
-    ``exec`` of a string, as dataclasses do while modules load, even if it was handled afterwards.
+    """Ctrl-C, as a class of its own.
+
+    ``python -m`` forgets the exit code of a process where the plain one was raised under ``exec`` of a string, as
+    dataclasses do while modules load, even if it was handled afterwards.
     """
 
 

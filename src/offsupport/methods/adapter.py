@@ -180,6 +180,9 @@ class Adapter(Lifecycle, abc.ABC):
             self.count("small_batch")
             with self.policy.using("source" if self.statistics == "source" else "blend"):
                 logits = self.predict(batch)
+        elif due and guard.blank(batch):
+            self.count("empty_selection")
+            logits = self.predict(batch)
         else:
             logits = self._guarded_step(batch) if due else self.predict(batch)
         logits = self._finite_logits(logits[-len(x) :].detach(), x)

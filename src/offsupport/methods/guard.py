@@ -41,6 +41,12 @@ def plausible_rows(x: Tensor) -> Tensor:
     return x.abs().flatten(1).amax(1) <= LARGEST
 
 
+def blank(x: Tensor) -> bool:
+    """Tell whether no sample shows anything: each is one constant, as the frames of a covered or dead camera are."""
+    rows = x.flatten(1)
+    return rows.shape[1] > 1 and bool((rows == rows[:, :1]).all())
+
+
 def repair(x: Tensor) -> tuple[Tensor, Tensor]:
     """Replace the non-finite values of each sample by the mean of its finite ones.
 

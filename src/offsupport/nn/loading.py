@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from offsupport import zoo
@@ -61,6 +62,8 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
         raise FileError(f"{path} holds no classifier ({', '.join(_CLASSIFIERS)}).", "Take weights saved with theirs.")
     model = build_network(network, len(body["fc.bias"]), normalization)
     _fill(model.get_submodule("model"), body, path, network)
+    # Convolutions on a CPU run up to twice as fast with the channels last (``benchmarks/layout.py``).
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if not head:
         return model.eval()
     width, features = head["2.weight"].shape

@@ -53,7 +53,9 @@ class LowRank(nn.Module):
 
     def added_to(self, weight: Tensor) -> Tensor:
         """Return ``weight`` plus the update; with U = 0 this is ``weight`` bit for bit."""
-        return torch.addmm(weight.flatten(1), self.columns, self.down).view_as(weight)
+        if weight.dim() == 2:
+            return torch.addmm(weight, self.columns, self.down)
+        return weight + (self.columns @ self.down).view_as(weight)  # in the memory layout of ``weight``
 
     def _save_to_state_dict(self, *_: Any) -> None:
         """The layer saves the sum."""
