@@ -1,5 +1,8 @@
 """The same cells on a Ray cluster of two nodes, one of which is lost: the same results."""
 
+import json
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,6 +83,19 @@ def test_adaptation_gives_the_same_bytes_from_weights_that_the_driver_sends(clus
     assert [path.name for path in (there.parent / "node" / "models").glob("*.safetensors")] == [
         "digits-small.safetensors"
     ]
+
+
+def test_the_command_line_takes_a_cluster(cluster, folders):
+    grid = ["--corruptions", "contrast,fog", "--methods", "source,bn", "--model", "bench_models:tiny", "--limit", "48"]
+    rows = []
+    for folder, where in zip(folders, ([], ["--executor", "ray", "--address", cluster.address]), strict=True):
+        words = ["bench", "run", *grid, "--out", str(folder / "run"), "--json", *where]
+        done = subprocess.run(
+            [sys.executable, "-m", "offsupport", *words], cwd=HERE, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        rows.append([(row["method"], row["column"], row["value"]) for row in json.loads(done.stdout)["rows"]])
+    assert rows[0] == rows[1]
 
 
 def test_failures_are_told_apart(cluster, folders):
