@@ -46,7 +46,7 @@ def bootstrap(errors: Floats, resamples: int = RESAMPLES, seed: int = 0) -> Floa
     seen = ~np.isnan(errors)
     known = np.where(seen, errors, 0.0)
     # Counts of whole errors are exact in single precision, which is twice as fast.
-    whole = images * 255 < 1 << 24 and bool((known == known.round()).all())
+    whole = images * known.max(initial=1) < 1 << 24 and bool((known == known.round()).all())
     both = (known if seen.all() else np.concatenate([known, seen], axis=1)).astype(np.float32 if whole else np.float64)
     means = np.empty((resamples, columns))
     start = 0
@@ -77,8 +77,7 @@ def _kept(images: int, resamples: int, seed: int) -> list[npt.NDArray[np.float32
 
 def mean_estimate(errors: Floats, seed: int = 0) -> Estimate:
     """Return the average over streams of the error of each, with its bootstrap interval over images."""
-    draws = bootstrap(errors, seed=seed).mean(axis=1)
-    return _estimate(float(np.nanmean(errors, axis=0).mean()), draws, errors)
+    return _estimate(float(np.nanmean(errors, axis=0).mean()), _averages(errors, seed), errors)
 
 
 def difference_estimate(errors: Floats, baseline: Floats, seed: int = 0) -> Estimate:
@@ -89,11 +88,17 @@ def difference_estimate(errors: Floats, baseline: Floats, seed: int = 0) -> Esti
         baseline: The same, with the same images in the same rows.
         seed: Seed of the draws.
     """
-    columns = errors.shape[1]
-    draws = bootstrap(np.concatenate([errors, baseline], axis=1), seed=seed)
-    difference = draws[:, :columns].mean(axis=1) - draws[:, columns:].mean(axis=1)
     value = np.nanmean(errors, axis=0).mean() - np.nanmean(baseline, axis=0).mean()
-    return _estimate(float(value), difference, errors)
+    return _estimate(float(value), _averages(errors, seed) - _averages(baseline, seed), errors)
+
+
+def _averages(errors: Floats, seed: int) -> Floats:
+    """Return the average over streams under resampling of the images, one per resample."""
+    streams = errors.shape[1]
+    if not np.isnan(errors).any():  # every stream holds every image: add them up first, and one column is enough
+        errors = errors.sum(axis=1, keepdims=True)
+    averages: Floats = bootstrap(errors, seed=seed).sum(axis=1) / streams
+    return averages
 
 
 def _estimate(value: float, draws: Floats, errors: Floats) -> Estimate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -30,7 +31,7 @@ def build(cls: type[C], values: Mapping[str, Any], owner: str) -> C:
         values: Field values by name.
         owner: Whose configuration it is, for the message ("method 'tent'").
     """
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast("Any", cls))
     names = [field.name for field in dataclasses.fields(typing.cast("Any", cls))]
     for name, value in values.items():
         if name not in names:
@@ -44,6 +45,12 @@ def build(cls: type[C], values: Mapping[str, Any], owner: str) -> C:
     if missing:
         raise ConfigError(f"{owner[:1].upper()}{owner[1:]} does not say {', '.join(missing)}.", "Add what is missing.")
     return cls(**{name: _widen(value, hints[name]) for name, value in values.items()})
+
+
+@functools.lru_cache(maxsize=256)
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """The types of the fields; working them out takes a thousand times as long as looking one up."""
+    return typing.get_type_hints(cls)
 
 
 def _required(cls: type[Any]) -> list[dataclasses.Field[Any]]:
