@@ -74,3 +74,16 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     whole = bootstrap(errors, resamples=100)
     monkeypatch.setattr("offsupport.bench.stats._CHUNK", 700)
     assert np.array_equal(bootstrap(errors, resamples=100), whole)
+
+
+def test_averages_over_streams_are_those_of_the_resampled_columns():
+    rng = np.random.default_rng(3)
+    ours, theirs = ((rng.random((60, 4)) < p).astype(float) for p in (0.3, 0.5))
+    missing = np.where(rng.random((60, 4)) < 0.2, np.nan, ours)
+    for errors in (ours, missing):
+        draws = bootstrap(errors).mean(1)
+        found = mean_estimate(errors)
+        assert np.allclose([found.low, found.high], np.quantile(draws, [0.025, 0.975]), rtol=0, atol=1e-12)
+        draws = draws - bootstrap(theirs).mean(1)
+        found = difference_estimate(errors, theirs)
+        assert np.allclose([found.low, found.high], np.quantile(draws, [0.025, 0.975]), rtol=0, atol=1e-12)
