@@ -19,8 +19,8 @@ from offsupport.paper.errors import error_rows
 
 METHODS = ("tent", "shot", "eata", "sar", "tttpp", "ttac", "tesla", "tesla-s", "tesla+sc", "tesla-s+sc")
 MODEL = "zoo:cifar10-resnet18x0.25-joint"
-IMAGES = 5000
-"""Of each corruption: forty batches for every method."""
+IMAGES = 2560
+"""Of each corruption: twenty batches for every method."""
 OTHER_STATISTICS = {"tesla": "running", "tesla-s": "running", "ttac": "batch", "tttpp": "batch"}
 """The statistics a method is scored with when it is not its default."""
 
