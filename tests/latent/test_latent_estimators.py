@@ -1,13 +1,15 @@
 """Estimators as a user meets them: labels of any kind, bad input, one run or many, end to end on a small problem."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from offsupport.core.errors import ConfigError, InputError, ModelError
-from offsupport.latent import Extrapolator, Imsda, OnlySource, TrimmedNN, Vae
+from offsupport.latent import Extrapolator, Imsda, OnlySource, TrimmedNN, Vae, memory
 from offsupport.latent.draws import draw
-from offsupport.latent.flow_fit import FlowConfig
+from offsupport.latent.flow_fit import FlowConfig, fit_flow
 from offsupport.latent.process import Process
 
 QUICK = FlowConfig(layers=2, starts=1, rounds=0, steps=60, polish_steps=20)
@@ -275,3 +277,28 @@ def test_the_published_target_likelihood_puts_c_hat_between_the_classes():
         size[weight] = np.linalg.norm(model.latents(draws.x_tgt[:, 0])[0][:, 0], axis=-1) / apart
     assert (size[0.1] < 0.25).all()  # at the origin, which is where N(0, I) is largest
     assert (size[0.0] > 1).all()
+
+
+def test_flows_are_read_from_memory_where_everything_they_depend_on_is_the_same(tmp_path, monkeypatch):
+    fits = []
+    monkeypatch.setattr(memory, "fit_flow", lambda *given: fits.append(1) or fit_flow(*given))
+    X, y = small_problem()
+    far = X[:5] + 9
+
+    def answers(X=X, y=y, **changes):
+        settings = {"shift": "dense", "flow": QUICK, "memory": str(tmp_path), **changes}
+        return Extrapolator(**settings).fit(X, y).predict_proba(far)
+
+    first = answers()
+    assert len(fits) == 1
+    assert np.array_equal(first, answers(memory=None))  # kept or not, the same
+    assert np.array_equal(first, answers(d_s=1))  # the flow does not depend on d_s
+    assert len(fits) == 2
+    others = [{"random_state": 1}, {"flow": dataclasses.replace(QUICK, lr=0.01)}, {"y": 1 - y}, {"X": X * 1.5 + X**2}]
+    for count, other in enumerate(others, 3):
+        assert not np.array_equal(first, answers(**other))
+        assert len(fits) == count
+    for path in tmp_path.glob("flow-*"):
+        path.write_bytes(path.read_bytes()[:-9])
+    assert np.array_equal(first, answers())
+    assert len(fits) == 7

@@ -59,6 +59,7 @@ def run_latent(config: LatentConfig, place: Place) -> Outcome:
         changes=config.changes,
         options=config.options,
         n_targets=config.targets,
+        memory=str(place.folder / "flows"),
     )
     seconds = time.perf_counter() - started
     measured = {"metric": block.metric, "outcome": block.per_run().tolist()}

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from offsupport.latent.flow import FlowShape, FlowViews, log_density, transform, views
-from offsupport.latent.flow_fit import SHARP, FlowConfig, fit_flow, whitening
+from offsupport.latent.flow_fit import SHARP, FlowConfig, whitening
 from offsupport.latent.inputs import Source
+from offsupport.latent.memory import fitted_flow
 
 GRID = 65  # values of y a regression posterior is computed on: quantiles of the source
 
@@ -79,8 +80,10 @@ class DenseModel:
         return [SHARP] * (self.shape.layers - 1)
 
 
-def fit_dense(source: Source, config: FlowConfig, rng: Callable[[str], torch.Generator]) -> DenseModel:
-    """Fit the flow of every run; see `flow_fit`."""
+def fit_dense(
+    source: Source, config: FlowConfig, rng: Callable[[str], torch.Generator], memory: str | None = None
+) -> DenseModel:
+    """Fit the flow of every run (`flow_fit`), or read it from the folder ``memory``."""
     white = whitening(source.x.mT @ source.x / source.x.shape[1])
     x = (source.x @ white).mT.contiguous()
     if source.task == "classification":
@@ -93,5 +96,5 @@ def fit_dense(source: Source, config: FlowConfig, rng: Callable[[str], torch.Gen
         values = source.y.quantile(torch.linspace(0, 1, GRID, dtype=x.dtype), dim=1).T.contiguous()
         features = torch.stack([torch.ones_like(values), values], 1)
         log_prior = torch.zeros_like(values)
-    flat = fit_flow(x, labels, config, rng)
+    flat = fitted_flow(memory, x, labels, config, rng)
     return DenseModel(flat, FlowShape(x.shape[1], config.layers, labels.shape[1]), white, features, values, log_prior)

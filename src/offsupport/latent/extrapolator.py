@@ -47,6 +47,8 @@ class Extrapolator(LatentEstimator):
     """How the dense model is fitted."""
     masked: SparseConfig = dataclasses.field(default_factory=SparseConfig)
     """How the sparse model is fitted."""
+    memory: str | None = None
+    """Folder where fitted flows are kept; a later fit of the same flow to the same data is read from there."""
 
     def _fit(self, source: Source, x_tgt: Tensor | None) -> None:
         d = source.x.shape[-1]
@@ -239,7 +241,7 @@ class Extrapolator(LatentEstimator):
         """Fit the flow if it is what answers for some run, once."""
         if half == "flow" and self.dense_ is None and not self.thin_.all():
             with torch.enable_grad():
-                self.dense_ = fit_dense(self.source_, self.flow, lambda part: self._rng("dense", part))
+                self.dense_ = fit_dense(self.source_, self.flow, lambda part: self._rng("dense", part), self.memory)
 
     def _given(self) -> Finding:
         if self.shift == "auto":

@@ -75,6 +75,7 @@ def run_block(
     changes: dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
     n_targets: int = 1,
+    memory: str | None = None,
 ) -> Block:
     """Score one method on a block of runs; a run's outcome does not depend on the block it is in.
 
@@ -92,6 +93,7 @@ def run_block(
         changes: Fields of the process to set differently.
         options: Fields of the estimator to set differently.
         n_targets: Targets per run and distance.
+        memory: Folder where extrapolators keep their flows; rows that fit the same one share it.
     """
     draws = draw(preset(process, shift, task=task, **(changes or {})), seeds, distances, n_targets=n_targets)
     if method == "given-c":
@@ -99,7 +101,8 @@ def run_block(
     elif method == "constant":
         predicted = torch.full_like(draws.y_tgt, 2.0 if task == "regression" else 0)
     else:
-        estimator = make(method, draws.process, options or {})
+        kept = {"memory": memory} if CLASSES.get(method) is Extrapolator else {}
+        estimator = make(method, draws.process, {**kept, **(options or {})})
         predicted = _predict(estimator, draws, method in TRANSDUCTIVE)
     return _compare(draws, torch.as_tensor(predicted))
 
