@@ -12,7 +12,7 @@ from offsupport.data import STANDARD
 from offsupport.paper.declare import TABLES, Options, Table
 from offsupport.paper.errors import below_claims, error_rows
 from offsupport.paper.published import SETTINGS, fixed_settings
-from offsupport.paper.tuning import MODEL
+from offsupport.paper.tuning import MODEL, OTHER_STATISTICS
 
 METHODS = (
     "source",
@@ -65,7 +65,8 @@ def grid(scale: str, options: Options) -> list[Cell]:
     if scale == "smoke":
         return _smoke(options)
     if scale == "small":
-        return _cells({"dataset": "cifar10-c", "preset": "cifar10", "model": MODEL}, options)
+        fixed: dict[str, Any] = {"dataset": "cifar10-c", "preset": "cifar10", "model": MODEL}
+        return [*_cells(fixed, options), *_other_statistics(fixed, options)]
     return [cell for dataset in SETTINGS for cell in _cells(fixed_settings(dataset), options)]
 
 
@@ -84,6 +85,18 @@ def _cells(fixed: Mapping[str, Any], options: Options) -> list[Cell]:
         for seed in range(options.seeds or max(SEEDS.values()))
         for method in options.methods or methods
         if seed < (options.seeds or SEEDS.get(method, 1))
+        for corruption in STANDARD
+    ]
+
+
+def _other_statistics(fixed: Mapping[str, Any], options: Options) -> list[Cell]:
+    """Return the rows scored with the statistics that are not a method's default: which to take is open."""
+    return [
+        AdaptConfig(
+            method=method, hyper={"score_stats": OTHER_STATISTICS[method]}, corruption=corruption, **fixed
+        ).cell()
+        for method in ("tttpp", "ttac", "tesla")
+        if method in (options.methods or METHODS)
         for corruption in STANDARD
     ]
 
