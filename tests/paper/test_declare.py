@@ -102,6 +102,17 @@ def test_table2_grid():
     assert len(cells_of(TABLE2, "smoke", Options())) == 15 * 11
 
 
+def test_table2_at_small_scale_shows_both_statistics():
+    cells = cells_of(TABLE2, "small", Options())
+    seeds = 6 * 3 + 6  # methods with three seeds, and with one
+    others = [cell for cell in cells if cell.config["hyper"]]
+    assert len(cells) == len(set(cells)) == 15 * (seeds + 3)
+    assert {(c.config["method"], c.config["hyper"]["score_stats"]) for c in others} == {
+        ("tttpp", "batch"), ("ttac", "batch"), ("tesla", "running"),
+    }  # fmt: skip
+    assert not [c for c in cells_of(TABLE2, "small", Options(methods=("tent",))) if c.config["hyper"]]
+
+
 def test_what_a_table_does_not_have_is_said():
     with pytest.raises(ConfigError, match="takes no --runs"):
         cells_of(TABLE2, "smoke", Options(runs=2))
