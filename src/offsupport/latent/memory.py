@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
@@ -30,9 +31,11 @@ def fitted_flow(
     facts = f"{__version__} {astuple(config)} {rng('').initial_seed()} {x.dtype} {tuple(x.shape)}".encode()
     key = sha256_bytes(facts + x.numpy().tobytes() + labels.numpy().tobytes())
     path = Path(folder) / f"flow-{key[:32]}.safetensors"
-    with contextlib.suppress(FileError):
-        return load_tensors(path)[0]["flat"]
-    flat = fit_flow(x, labels, config, rng)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_tensors(path, {"flat": flat}, {})
+    with path.with_suffix(".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second waits, and reads
+        with contextlib.suppress(FileError):
+            return load_tensors(path)[0]["flat"]
+        flat = fit_flow(x, labels, config, rng)
+        save_tensors(path, {"flat": flat}, {})
     return flat

@@ -53,12 +53,14 @@ def grid(scale: str, options: Options) -> list[Cell]:
     cells = blocks(METHODS, columns, "classification", RUNS[scale], options)
     cells = without_repeats(cells, INFERRED_RUNS)
     runs = min(options.runs or RUNS[scale], RADIUS_RUNS)
-    for shift in ("dense", "sparse"):
-        cells += [
-            RadiusConfig(shift=shift, first=FIRST + done, runs=min(BLOCK, runs - done)).cell()
-            for done in range(0, runs, BLOCK)
-        ]
-    return cells
+    radius = [
+        RadiusConfig(shift=shift, first=FIRST + done, runs=min(BLOCK, runs - done)).cell()
+        for shift in ("dense", "sparse")
+        for done in range(0, runs, BLOCK)
+    ]
+    # What needs no flow is computed while the last ones are fitted that the inferring row will read.
+    inferred = next((i for i, cell in enumerate(cells) if cell.config["method"] == "extrapolator-inferred"), len(cells))
+    return [*cells[:inferred], *radius, *cells[inferred:]]
 
 
 def claims(records: Sequence[Record]) -> list[Claim]:
