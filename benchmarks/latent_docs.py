@@ -1,4 +1,4 @@
-"""Write the synthetic tables of docs/extrapolate.md and README.md from the results stored under results/.
+"""Write the tables of docs/extrapolate.md, docs/findings.md and README.md from the results stored under results/.
 
     python benchmarks/latent_docs.py [--check]
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "docs" / "extrapolate.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "extrapolate.md", ROOT / "docs" / "findings.md", ROOT / "README.md")
 MARKED = re.compile(r"(<!-- (\S+) (.+?) -->\n)(.*?)(<!-- /\2 \3 -->)", re.DOTALL)
 GAINS = (("extrapolator", "only-source"), ("extrapolator", "trimmed-nn"))
 
@@ -51,7 +51,8 @@ def lines(payload: dict[str, Any], group: str) -> list[str]:
     if not rows:
         return _plain(payload, group)
     columns = list(dict.fromkeys(row["column"] for row in rows))
-    heads = [f"{group}: {rows[0]['metric']}", *(column.rpartition("-")[2] for column in columns), "predictions"]
+    unit = ", %" if rows[0].get("unit") == "percent" else ""
+    heads = [f"{group}: {rows[0]['metric']}{unit}", *(column.rpartition("-")[2] for column in columns), "predictions"]
     body = []
     for method in dict.fromkeys(row["method"] for row in rows):
         found = {row["column"]: row for row in rows if row["method"] == method}
@@ -103,7 +104,7 @@ def _evidence(found: dict[str, Any]) -> str:
 def _number(row: dict[str, Any] | None, interval: bool = False) -> str:
     if row is None:
         return ""
-    digits = 3 if row["metric"] == "accuracy" else 2
+    digits = {"accuracy": 3, "error": 1}.get(row["metric"], 2)
     half = f" ({row['low']:.{digits}f} to {row['high']:.{digits}f})" if interval else ""
     return f"{row['value']:.{digits}f}{half}"
 

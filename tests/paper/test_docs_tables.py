@@ -20,7 +20,7 @@ def writer():
     return module
 
 
-@pytest.mark.parametrize("page", ["docs/extrapolate.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/extrapolate.md", "docs/findings.md", "README.md"])
 def test_the_page_shows_the_stored_results(page):
     text = (ROOT / page).read_text()
     assert writer().write_tables(text) == text
