@@ -85,8 +85,6 @@ EXEMPT = {
     "data/making/tree.py": {"write_bytes"},
     # Reads tensors only (weights_only), as the tests of refusals show.
     "core/weights.py": {"torch.load"},
-    # A lock is no data.
-    "bench/models.py": {"open"},
 }
 
 

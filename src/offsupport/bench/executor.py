@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from offsupport.bench.cell import Cell, Place, prepare
-from offsupport.bench.interrupts import Interrupt, two_steps
 from offsupport.bench.store import Invalid, Store
+from offsupport.core.interrupts import Interrupt, two_steps
 from offsupport.core.progress import progress
 
 ATTEMPTS = 3

@@ -12,8 +12,8 @@ from multiprocessing.process import BaseProcess
 
 from offsupport.bench.cell import Cell, Place
 from offsupport.bench.executor import Job
-from offsupport.bench.interrupts import deaf_children
 from offsupport.bench.worker import Report, work
+from offsupport.core.interrupts import deaf_children
 from offsupport.core.processes import worker_environment
 
 

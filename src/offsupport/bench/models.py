@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from offsupport import zoo
 from offsupport.bench.cell import imported
 from offsupport.core.errors import DataMissingError, FileError, ModelError
-from offsupport.core.files import sha256_file
+from offsupport.core.files import sha256_file, turn
 from offsupport.core.progress import progress
 from offsupport.core.registry import Registry
 
@@ -94,9 +93,7 @@ def _kept(source: BuiltIn, path: Path) -> nn.Module:
     """Load the weights in ``path``; the first to come trains them while the others wait."""
     from offsupport.core.checkpoints import load_tensors, save_tensors
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / ".lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with turn(path):
         with contextlib.suppress(FileError, RuntimeError):  # absent, damaged or of another network: train
             weights, _ = load_tensors(path)
             network = source.network()

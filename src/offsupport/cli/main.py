@@ -8,7 +8,6 @@ import sys
 import typer
 
 from offsupport import __version__
-from offsupport.bench.interrupts import interrupted
 from offsupport.cli import bench_check, data, reproduce
 from offsupport.cli.adapt import adapt
 from offsupport.cli.bench import bench
@@ -18,6 +17,7 @@ from offsupport.cli.doctor import doctor
 from offsupport.cli.listing import list_
 from offsupport.cli.train import train
 from offsupport.core.errors import OffsupportError
+from offsupport.core.interrupts import interrupted
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, which typer turns into an exit of its own."""

@@ -107,6 +107,16 @@ def folder_lock(folder: Path | str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def turn(path: Path | str) -> Iterator[None]:
+    """Wait until no other process is making the file at ``path``, and keep others waiting; leaves a ``.lock`` beside."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:

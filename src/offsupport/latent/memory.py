@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 from offsupport import __version__
 from offsupport.core.checkpoints import load_tensors, save_tensors
 from offsupport.core.errors import FileError
-from offsupport.core.files import sha256_bytes
+from offsupport.core.files import sha256_bytes, turn
 from offsupport.latent.flow_fit import FlowConfig, fit_flow
 
 
@@ -31,9 +30,7 @@ def fitted_flow(
     facts = f"{__version__} {astuple(config)} {rng('').initial_seed()} {x.dtype} {tuple(x.shape)}".encode()
     key = sha256_bytes(facts + x.numpy().tobytes() + labels.numpy().tobytes())
     path = Path(folder) / f"flow-{key[:32]}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second waits, and reads
+    with turn(path):  # who comes second waits, and reads
         with contextlib.suppress(FileError):
             return load_tensors(path)[0]["flat"]
         flat = fit_flow(x, labels, config, rng)
