@@ -109,7 +109,7 @@ def folder_lock(folder: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def turn(path: Path | str) -> Iterator[None]:
-    """Wait until no other process is making the file at ``path``, and keep others waiting; leaves a ``.lock`` beside."""
+    """Wait until no other process is making the file at ``path``, and keep others waiting; a ``.lock`` stays."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("ab") as file:
