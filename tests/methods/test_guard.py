@@ -254,3 +254,6 @@ def test_blank_frames_teach_nothing_and_one_that_shows_something_does():
         same = all(torch.equal(value, before[name]) for name, value in adapted.snapshot().parameters.items())
         assert same is expected
         blank[7, 0, 0, 0] += 0.1
+    without_steps = Case("source", NETWORKS["group_norm"]).wrap()
+    run(without_steps, [torch.zeros_like(blank)])
+    assert not any(without_steps.events.values())

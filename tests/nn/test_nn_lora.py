@@ -167,6 +167,12 @@ def test_merging_keeps_the_function_and_gives_the_layer_back(kind):
     assert not torch.allclose(layer(x), plain(x))
 
 
+def test_the_weight_in_use_keeps_the_memory_layout_of_its_own():
+    layer = nn.Conv2d(6, 4, 3).to(memory_format=torch.channels_last)
+    add_updates(nn.Sequential(layer), 2, "ones", torch.Generator().manual_seed(0))
+    assert layer.weight.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_clipping_by_both_sides_and_scale():
     _, layer, _ = with_update("3x3", rank=64)
     assert (layer.low_rank.rank, layer.low_rank.scale) == (6, 64 / 6)

@@ -78,6 +78,13 @@ def test_streams_are_drawn_by_data_set_and_length(tmp_path):
     assert len(stream_figures(records)) == 2
 
 
+def test_episodes_are_no_stream(tmp_path):
+    run = {"method": ["source", "bn"], "corruption": ["fog"]}
+    records = status(make_run(tmp_path, **run, protocol=["online", "episodic"])).done
+    (drawing,) = stream_figures(records)
+    assert {"source", "bn"} <= words(drawing)  # named without the protocol, which they share
+
+
 def test_theory_tells_radii_scores_and_witnesses():
     cells = RadiusConfig(shift="dense", runs=3).cell(), GuaranteeConfig(study="gap", runs=4).cell()
     found = (

@@ -180,7 +180,7 @@ class Adapter(Lifecycle, abc.ABC):
             self.count("small_batch")
             with self.policy.using("source" if self.statistics == "source" else "blend"):
                 logits = self.predict(batch)
-        elif due and guard.blank(batch):
+        elif due and self.parameters_adapted and guard.blank(batch):
             self.count("empty_selection")
             logits = self.predict(batch)
         else:

@@ -16,9 +16,13 @@ Traces = dict[str, list[list[float]]]
 
 
 def stream_figures(records: Sequence[Record]) -> list[Figure]:
-    """Return a drawing for each data set and length of stream, those with most results first."""
+    """Return a drawing for each data set and length of stream, those with most results first.
+
+    Episodes are left out: nothing is carried from one to the next that could develop.
+    """
+    carried = [record for record in records if record.cell.config.get("protocol") != "episodic"]
     found: dict[tuple[str, int], Traces] = {}
-    for (method, dataset), traces in _traces(records).items():
+    for (method, dataset), traces in _traces(carried).items():
         for trace in traces:
             if len(trace) > 1:
                 found.setdefault((dataset, len(trace)), {}).setdefault(method, []).append(trace)
