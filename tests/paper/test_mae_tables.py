@@ -7,9 +7,9 @@ import pytest
 from record_maker import make_record
 
 from offsupport import zoo
-from offsupport.data import STANDARD
+from offsupport.data import EXTRA, STANDARD
 from offsupport.paper import TABLES, Options, cells_of, payload
-from offsupport.paper.mae_arms import SCALES, Arm, adapted_models, by_arm
+from offsupport.paper.mae_arms import SCALES, Arm, adapted_models, by_arm, config_of
 from offsupport.paper.table3 import PRINTED
 
 MODELS = SCALES["smoke"].models
@@ -99,3 +99,32 @@ def test_arms_are_found_again_whatever_the_hash_of_the_weights():
     made = make_record("source", "fog", [1, 0], model="zoo:cifar10-mae-tiny@abcdefabcdef")
     assert list(by_arm([made])) == [Arm("probe", None)]
     assert dataclasses.replace(Arm("probe"), em_steps=0) == Arm("probe", 0)
+
+
+def test_a_step_size_is_that_of_its_regime_and_method():
+    scale = dataclasses.replace(SCALES["smoke"], rates={("probe", "mae-ttt"): 0.5})
+    hypers = {
+        arm: config_of(scale, arm, "fog", seed=0).hyper for arm in (Arm("probe", 0), Arm("joint", 0), Arm("probe"))
+    }
+    assert [hyper.get("lr") for hyper in hypers.values()] == [0.5, None, None]
+    assert config_of(scale, Arm("probe", 0), "fog", seed=0, lr=0.1).hyper["lr"] == 0.1
+
+
+def test_step_sizes_are_tuned_on_corruptions_that_are_not_reported():
+    cells = cells_of(TABLES["tuning-mae"], "smoke", Options())
+    assert len(cells) == len(set(cells)) == 2 * 4 * len(EXTRA)
+    assert {cell.config["corruption"] for cell in cells} == set(EXTRA)
+    budget = {m: {c.config["hyper"]["lr"] for c in cells if c.config["method"] == m} for m in ("mae-ttt", "mae-ttt+em")}
+    assert budget["mae-ttt"] == budget["mae-ttt+em"] == {0.0017, 0.005, 0.015, 0.05}
+
+
+def test_candidates_are_averaged_over_corruptions():
+    def made(rate, corruption, correct):
+        hyper = {"lr": rate, "em_steps": 1}
+        return make_record("mae-ttt+em", corruption, correct, "digits-c", hyper=hyper, model=MODELS["probe"])
+
+    results = [made(0.1, name, [1, 1, 0, 0]) for name in EXTRA] + [made(0.2, name, [1, 1, 1, 0]) for name in EXTRA[:2]]
+    found = payload(TABLES["tuning-mae"], "smoke", results)["rows"]
+    averages = {row["method"]: row["value"] for row in found if row["column"] == "digits-c/avg"}
+    assert averages == {"mae-ttt+em (probe, lr=0.1)": 50.0}  # the other lacks two corruptions
+    assert sum(row["method"] == "mae-ttt+em (probe, lr=0.2)" for row in found) == 2

@@ -17,6 +17,7 @@ from offsupport.paper import (
     table_a3,
     table_a4,
     tuning,
+    tuning_mae,
 )
 from offsupport.paper.declare import TABLES, Claim, Options, Row, Table, cells_of, payload
 
@@ -44,4 +45,5 @@ __all__ = [
     "table_a3",
     "table_a4",
     "tuning",
+    "tuning_mae",
 ]

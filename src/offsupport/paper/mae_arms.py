@@ -31,6 +31,7 @@ class Scale:
         dataset: The corrupted data.
         models: The source model of each regime: ``probe``, ``joint`` and ``finetune``.
         hyper: Hyper-parameters of both methods.
+        rates: Step sizes by regime and method where they are not the published one (``reproduce tuning-mae``).
         seeds: Number of seeds; each draws its own images and its own masks.
         limit: Images per corruption and seed, the same for every arm; None for all.
         together: Whether one cell takes all corruptions; else each has its own, so that more may run at once.
@@ -44,6 +45,7 @@ class Scale:
     hyper: Mapping[str, float]
     seeds: int
     limit: int | None
+    rates: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     together: bool = False
     shards: int = 1
     device: str = "cpu"
@@ -54,7 +56,7 @@ SCALES = {
         "six embedded digits per corruption and seed, a tiny autoencoder trained on the spot",
         "digits-c",
         {"probe": "digits-mae", "joint": "digits-mae-joint", "finetune": "digits-mae-finetune"},
-        {"steps": 3, "masks": 8, "lr": 5e-3},
+        {"steps": 3, "masks": 8},
         seeds=2,
         limit=6,
         together=True,
@@ -67,7 +69,7 @@ SCALES = {
             "joint": "zoo:cifar10-mae-tiny-joint",
             "finetune": "zoo:cifar10-mae-tiny-finetune",
         },
-        {"steps": 10, "masks": 32, "lr": 5e-3},
+        {"steps": 10, "masks": 32},
         seeds=3,
         limit=34,
     ),
@@ -131,7 +133,7 @@ def arm_cells(scale: Scale, arms: Sequence[Arm], options: Options) -> list[Cell]
     """Return the cells of these arms: every corruption at severity 5, every seed."""
     corruptions: list[str | list[str]] = [list(STANDARD)] if scale.together else list(STANDARD)
     return [
-        dataclasses.replace(_config(scale, arm, corruption, seed), shard=shard).cell()
+        dataclasses.replace(config_of(scale, arm, corruption, seed), shard=shard).cell()
         for seed in range(options.seeds or scale.seeds)
         for corruption in corruptions
         for arm in arms
@@ -150,22 +152,37 @@ def episode_cells(scale: Scale) -> list[Cell]:
     """Return the cell of one episode, for the report to show; where a GPU is needed, the report does without."""
     if scale.device != "cpu":
         return []
-    hyper = {**scale.hyper, "em_steps": 1}
-    model = scale.models["probe"]
+    shown = config_of(scale, Arm("probe", 1), "gaussian_noise", seed=0)
     episode = EpisodeConfig(
-        dataset=scale.dataset, method="mae-ttt+em", corruption="gaussian_noise", hyper=hyper, model=model
+        dataset=shown.dataset, method=shown.method, corruption="gaussian_noise", hyper=shown.hyper, model=shown.model
     )
     return [episode.cell()]
 
 
-def _config(scale: Scale, arm: Arm, corruption: str | list[str], seed: int) -> AdaptConfig:
-    method = {None: "source", 0: "mae-ttt"}.get(arm.em_steps, "mae-ttt+em")
-    hyper = {} if arm.em_steps is None else dict(scale.hyper)
-    hyper |= {"em_steps": arm.em_steps} if arm.em_steps else {}
-    settings = {"dataset": scale.dataset, "method": method, "corruption": corruption, "hyper": hyper}
-    settings |= {"device": scale.device}
-    model = scale.models[arm.model]
-    return AdaptConfig(**settings, model=model, seed=seed, limit=scale.limit, batch_size=16)  # type: ignore[arg-type]
+def method_of(arm: Arm) -> str:
+    """Return the method that an arm takes."""
+    return {None: "source", 0: "mae-ttt"}.get(arm.em_steps, "mae-ttt+em")
+
+
+def config_of(
+    scale: Scale, arm: Arm, corruption: str | list[str], seed: int, lr: float | None = None, limit: int | None = None
+) -> AdaptConfig:
+    """Return one cell of an arm; step size and number of images are the scale's unless given."""
+    method, hyper = method_of(arm), {}
+    if arm.em_steps is not None:
+        own = {"lr": lr or scale.rates.get((arm.model, method)), "em_steps": arm.em_steps}
+        hyper = {**scale.hyper, **{name: value for name, value in own.items() if value}}
+    return AdaptConfig(
+        dataset=scale.dataset,
+        method=method,
+        corruption=corruption,
+        hyper=hyper,
+        device=scale.device,
+        model=scale.models[arm.model],
+        seed=seed,
+        limit=limit or scale.limit,
+        batch_size=16,
+    )
 
 
 def adapted_models(scale: Scale) -> list[str]:
