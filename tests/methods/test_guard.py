@@ -257,3 +257,18 @@ def test_blank_frames_teach_nothing_and_one_that_shows_something_does():
     without_steps = Case("source", NETWORKS["group_norm"]).wrap()
     run(without_steps, [torch.zeros_like(blank)])
     assert not any(without_steps.events.values())
+
+
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [
+        ([], True),
+        ([torch.ones(2, 3), torch.zeros(4)], True),
+        ([torch.full((4,), 3e38)], True),  # whose sum overflows
+        ([torch.ones(2), torch.tensor([1.0, math.nan])], False),
+        ([torch.tensor([math.inf, -math.inf]), torch.ones(2)], False),
+        ([torch.full((4,), 3e38), torch.tensor([-math.inf])], False),
+    ],
+)
+def test_finite_means_every_value_of_every_tensor(values, finite):
+    assert guard.all_finite(values) is finite

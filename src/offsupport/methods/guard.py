@@ -69,8 +69,15 @@ def require_finite_loss(loss: Tensor) -> None:
 
 
 def all_finite(tensors: list[Tensor]) -> bool:
-    """Tell whether every value of every tensor is finite, in a few passes over them all."""
-    return not tensors or bool(torch.nn.utils.get_total_norm(tensors, norm_type=math.inf).isfinite())
+    """Tell whether every value of every tensor is finite, in one pass over them all.
+
+    A sum is finite only where all its terms are; they are looked at one by one only where a sum is not, since large but
+    finite terms overflow too.
+    """
+    if not tensors:
+        return True
+    sums = torch.stack([tensor.sum().to(tensors[0].device) for tensor in tensors])
+    return bool(sums.isfinite().all()) or all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 @dataclasses.dataclass(frozen=True)
