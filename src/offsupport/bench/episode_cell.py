@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from offsupport.bench.adapt_cell import AdaptConfig, prepare_adapt
 from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
 from offsupport.bench.models import pinned
+from offsupport.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,6 +69,7 @@ def run_episode(config: EpisodeConfig, place: Place) -> Outcome:
         "pictures": {name: _pixels(getattr(seen, name)) for name in PICTURES},
         "size": list(seen.original.shape),
         "loss": seen.loss,
+        "rejected": seen.rejected,
         "probabilities": seen.probabilities.tolist(),
         "label": int(batch.y[0]),
         "classes": list(stream.classes),
@@ -78,6 +80,12 @@ def run_episode(config: EpisodeConfig, place: Place) -> Outcome:
 
 def prepare_episodes(configs: Sequence[EpisodeConfig], place: Place) -> None:
     """Refuse what cannot work before anything runs."""
+    from offsupport.methods.mae_ttt import MaeTtt
+    from offsupport.methods.registry import METHODS
+
+    for config in configs:
+        if config.method in METHODS and not issubclass(METHODS[config.method], MaeTtt):
+            raise ConfigError(f"The method {config.method!r} has no episodes to look at.", "Use mae-ttt or mae-ttt+em.")
     prepare_adapt([config.as_stream() for config in configs], place)
 
 

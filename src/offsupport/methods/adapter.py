@@ -62,6 +62,9 @@ class Adapter(Lifecycle, abc.ABC):
         self.passes = {"forward": 0, "backward": 0}
         self._start = self.snapshot()
 
+    unreached: frozenset[str] | set[str] = frozenset()
+    """Adapted parameters that the last loss did not depend on; neither momentum nor a penalty may move them."""
+
     # What a method may say -------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -108,11 +111,7 @@ class Adapter(Lifecycle, abc.ABC):
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """Return the gradients of ``loss`` by the adapted parameters; where anything is non-finite, reject the step."""
         guard.require_finite_loss(loss)
-        if not loss.requires_grad:
-            raise ModelError(
-                "The model computes its logits without gradients, so no step can be taken.",
-                "Remove torch.no_grad() or detach() from its forward, or use 'bn' or 'source'.",
-            )
+        guard.require_graph(loss)
         self.passes["backward"] += 1
         parameters = list(self.parameters_adapted.values())
         found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
@@ -291,4 +290,8 @@ class Adapter(Lifecycle, abc.ABC):
                     f"The method {self.info.name!r} finds no parameter to adapt in this model.",
                     "Exclude fewer layers, or use another method.",
                 )
-            self.optimizer = self.config.make_optimizer(self.parameters_adapted.values())
+            self.optimizer = self.config.make_optimizer(self.parameter_groups())
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the adapted parameters as an optimiser takes them."""
+        return [{"params": list(self.parameters_adapted.values())}]

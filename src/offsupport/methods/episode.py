@@ -7,7 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from offsupport.core.errors import InputError
+from offsupport.core.errors import ConfigError, InputError
+from offsupport.methods import guard
 from offsupport.methods.mae_ttt import MaeTtt
 from offsupport.nn.masking import Masking, draw_masks
 
@@ -23,6 +24,8 @@ class Episode:
         after: (C, H, W) what the adapted weights make of them.
         loss: Reconstruction loss under that mask before the first and after each iteration.
         probabilities: (iterations + 1, K) of the whole image, likewise.
+        rejected: Why the episode was given up, as the guard names it; None where it ran to its end. What is shown as
+            after, and the last probabilities, are then those of the source weights, as a prediction's are.
     """
 
     original: Tensor
@@ -31,6 +34,7 @@ class Episode:
     after: Tensor
     loss: list[float]
     probabilities: Tensor
+    rejected: str | None = None
 
 
 def watch_episode(adapter: MaeTtt, x: Tensor) -> Episode:
@@ -40,12 +44,16 @@ def watch_episode(adapter: MaeTtt, x: Tensor) -> Episode:
         adapter: A ``mae-ttt`` or ``mae-ttt+em`` adapter.
         x: One image (1, C, H, W).
     """
+    if not isinstance(adapter, MaeTtt):
+        raise ConfigError(f"The method {adapter.info.name!r} has no episodes.", "Use mae-ttt or mae-ttt+em.")
     if x.dim() != 4 or len(x) != 1:
         raise InputError(f"An episode is of one image, and this batch has shape {tuple(x.shape)}.", "Pass x[:1].")
+    if not x.isfinite().all():
+        raise InputError("This image has values that are no finite numbers.", "Choose another, or repair it.")
     state, passes = adapter.snapshot(), dict(adapter.passes)
-    with torch.enable_grad(), adapter.policy.using(adapter.statistics):
+    with torch.inference_mode(False), torch.enable_grad(), adapter.policy.using(adapter.statistics):
         try:
-            return _watch(adapter, x.detach())
+            return _watch(adapter, x.clone() if x.is_inference() else x.detach())
         finally:
             adapter.restore(state)
             adapter.passes = passes
@@ -57,14 +65,20 @@ def _watch(adapter: MaeTtt, x: Tensor) -> Episode:
     looking = torch.Generator().manual_seed(0)
     shown = draw_masks(1, mae.config.patches, adapter.config.mask_ratio, looking).to(x.device)
     loss, probabilities = [_loss(adapter, given, shown)], [adapter.predict(x).softmax(1)]
-    before = _reconstruction(adapter, given, shown)
-    for _ in adapter.iterations(x, adapter.generator_for(x)):
-        loss.append(_loss(adapter, given, shown))
-        probabilities.append(adapter.predict(x).softmax(1))
+    before, rejected = _reconstruction(adapter, given, shown), None
+    try:
+        for _ in adapter.iterations(x, adapter.generator_for(x)):
+            loss.append(_loss(adapter, given, shown))
+            probabilities.append(adapter.predict(x).softmax(1))
+    except guard.StepRejected as found:
+        rejected = found.event
+        adapter.restart()
+        loss.append(loss[0])
+        probabilities.append(probabilities[0])
     after = _reconstruction(adapter, given, shown)
     masked = torch.where(_removed(adapter, shown) > 0, 0.5, x)
     before, after = (_as_given(image, given, x) for image in (before, after))
-    return Episode(x[0], masked[0], before[0], after[0], loss, torch.cat(probabilities))
+    return Episode(x[0], masked[0], before[0], after[0], loss, torch.cat(probabilities), rejected)
 
 
 def _removed(adapter: MaeTtt, shown: Masking) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from offsupport.core.errors import ModelError
 from offsupport.functional import as_rows
 
 EVENTS = ("bad_input", "bad_loss", "bad_grad", "bad_param", "empty_selection", "small_batch", "collapse", "reset")
@@ -66,6 +67,15 @@ def require_finite_loss(loss: Tensor) -> None:
     """Reject the step when the loss is not a finite number."""
     if not torch.isfinite(loss).all():
         raise StepRejected("bad_loss")
+
+
+def require_graph(loss: Tensor) -> None:
+    """Refuse a loss that no gradient can be taken of: the model's doing, so no event of the stream."""
+    if not loss.requires_grad:
+        raise ModelError(
+            "The model computes its logits without gradients, so no step can be taken.",
+            "Remove torch.no_grad() or detach() from its forward, or use 'bn' or 'source'.",
+        )
 
 
 def all_finite(tensors: list[Tensor]) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from offsupport.augment.views import flip, random_resized_crop
+from offsupport.core.errors import ConfigError
 from offsupport.core.seeds import derive_seed
 from offsupport.methods import guard
 from offsupport.methods.adapter import Adapter
@@ -144,7 +145,7 @@ class MaeTtt(Adapter):
 
         So the same numbers come out however a stream is split over workers, and arms that share a seed share masks.
         """
-        content = hashlib.sha256(x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+        content = hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
         return torch.Generator().manual_seed(derive_seed("mae-ttt", self.options.seed, content))
 
     @torch.no_grad()
@@ -160,10 +161,11 @@ class MaeTtt(Adapter):
         if not torch.isfinite(loss):
             self._require_finite_parameters()
             raise guard.StepRejected("bad_loss")
+        guard.require_graph(loss)
         self.passes["backward"] += 1
         parameters = list(self.parameters_adapted.values())
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        self.reached = [gradient is not None for gradient in found]
+        self.unreached = {name for name, g in zip(self.parameters_adapted, found, strict=True) if g is None}
         if not guard.all_finite([gradient for gradient in found if gradient is not None]):
             raise guard.StepRejected("bad_grad")
         return [p.new_zeros(()).expand_as(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
@@ -171,10 +173,18 @@ class MaeTtt(Adapter):
     def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Take a step with what was reached; parameters are looked at when the episode ends or its loss breaks."""
         assert self.optimizer is not None  # noqa: S101 (a method with a step declares trainable parameters)
-        for parameter, gradient, reached in zip(self.parameters_adapted.values(), gradients, self.reached, strict=True):
-            parameter.grad = gradient if reached else None
+        for (name, parameter), gradient in zip(self.parameters_adapted.items(), gradients, strict=True):
+            parameter.grad = None if name in self.unreached else gradient
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def _set_up_batches(self) -> None:
+        super()._set_up_batches()
+        if not self.config.online and (self.options.window or self.min_batch > 1):
+            raise ConfigError(
+                "Each image is an episode of its own, so batches need no least size and no window of past images.",
+                "Leave window and min_batch out, or pass online=True.",
+            )
 
     def _require_finite_parameters(self) -> None:
         if not guard.all_finite([parameter.detach() for parameter in self.parameters_adapted.values()]):
@@ -182,6 +192,9 @@ class MaeTtt(Adapter):
 
     def _episode(self, x: Tensor) -> Tensor:
         """Adapt to one image, predict it, put everything back; an episode that fails predicts with source weights."""
+        if guard.blank(x):
+            self.count("empty_selection")
+            return self.predict(x)
         try:
             for _ in self.iterations(x, self.generator_for(x)):
                 pass

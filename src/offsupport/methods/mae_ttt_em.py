@@ -29,7 +29,7 @@ class MaeTttEmConfig(MaeTttConfig):
     em_loss: Uncertainty = "entropy"
     """The mean entropy of the predictions; that minus the entropy of their mean; or the entropy of their mean alone."""
     em_views: Views = "copies"
-    """What is classified: the image itself, or random crops of it. With ``online`` it is the batch."""
+    """What is classified: the image itself, or random crops of it. With ``online`` it is the batch, uncropped."""
     em_images: int = 32
     """Number of crops. Copies are all alike, so one stands for them all."""
     optimizers: Literal["shared", "separate"] = "shared"
@@ -39,10 +39,15 @@ class MaeTttEmConfig(MaeTttConfig):
         super().__post_init__()
         require("em_steps", self.em_steps >= 0, "at least 0")
         require("em_images", self.em_images >= 1, "at least 1")
-        if self.em_loss == "information" and self.em_views == "copies" and not self.online:
+        if self.em_loss == "information" and not self.online and (self.em_views == "copies" or self.em_images == 1):
             raise ConfigError(
                 "The information between copies of one image and their predictions is zero, and so is its gradient.",
-                'Use em_loss="entropy", em_views="crops", or online=True with batches of different images.',
+                'Use em_loss="entropy", several em_views="crops", or online=True with batches of different images.',
+            )
+        if self.online and self.em_views == "crops":
+            raise ConfigError(
+                'With online=True the entropy steps take the batch as it is, so em_views="crops" would change nothing.',
+                "Leave one of them out.",
             )
 
 
@@ -66,7 +71,10 @@ class MaeTttEm(MaeTtt):
     trains_classifier: ClassVar[bool] = True
 
     def after_reconstruction(self, x: Tensor, generator: torch.Generator) -> None:
-        """Take the entropy steps."""
+        """Take the entropy steps; a lone image of an online stream says nothing by information, so there are none."""
+        if self.config.online and self.config.em_loss == "information" and len(x) == 1:
+            self.count("empty_selection")
+            return
         for _ in range(self.config.em_steps):
             seen = x
             # Copies of one image have one prediction: a single forward pass gives the same loss and gradient.
@@ -87,7 +95,7 @@ class MaeTttEm(MaeTtt):
     def _set_up_batches(self) -> None:
         super()._set_up_batches()
         separate = self.config.optimizers == "separate"
-        self.second = self.config.make_optimizer(self.parameters_adapted.values()) if separate else None
+        self.second = self.config.make_optimizer(self.parameter_groups()) if separate else None
 
     def restart(self) -> None:
         """Put the weights back to the source and forget all momentum."""

@@ -36,7 +36,12 @@ class Constrained(Adapter):
     method: ClassVar[type[Adapter]]
 
     def findings(self) -> dict[str, Any]:
-        """Say how far the updates went: gates at exactly zero, effective ranks, and all of it by layer."""
+        """Say how far the updates went: gates at exactly zero, effective ranks, and all of it by layer.
+
+        Nothing where each image is an episode: its updates are gone with it.
+        """
+        if getattr(self.config, "independent", False):
+            return super().findings()
         updates = describe_updates(self.model)
         gates = [gate.detach() for gate in self.gates.values()]
         zeros = sum(int((gate == 0).sum()) for gate in gates) / max(sum(gate.numel() for gate in gates), 1)
@@ -70,8 +75,8 @@ class Constrained(Adapter):
         super().apply_gradients(gradients)
         if self.config.penalty == "prox":
             with torch.no_grad():
-                for gate in gates.values():
-                    gate.copy_(soft_threshold(gate, self.config.prox))
+                for name in gates.keys() - self.unreached:
+                    gates[name].copy_(soft_threshold(gates[name], self.config.prox))
 
     def announce(self) -> None:
         """Say where the rank had to be clipped."""
@@ -105,16 +110,15 @@ class Constrained(Adapter):
             )
         return chosen | self.low_rank
 
-    def _set_up_batches(self) -> None:
-        super()._set_up_batches()
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the method's own parameters, the low-rank updates and their gates, each with its step size."""
         config, gates, low_rank = self.config, self.gates, self.low_rank
         ratio_g = config.ratio_l if config.ratio_g is None else config.ratio_g
-        groups = [
+        return [
             {"params": [p for name, p in self.parameters_adapted.items() if name not in low_rank], "lr": config.lr},
             {"params": [p for name, p in low_rank.items() if name not in gates], "lr": config.ratio_l * config.lr},
             {"params": list(gates.values()), "lr": ratio_g * config.lr},
         ]
-        self.optimizer = self.config.make_optimizer(groups)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild, (self.method,), self.__dict__

@@ -43,7 +43,8 @@ def rows(records: Sequence[Record]) -> list[Row]:
             arm = Arm(model, steps)
             # Table 3 may have left single columns of the joint model in the same folder.
             if arm in arms and Arm(model, 2) in arms:
-                found.append(accuracy_row(name, column, whole(arms[arm]), PRINTED[column]))
+                printed = PRINTED[column] if model == "probe" else None
+                found.append(accuracy_row(name, column, whole(arms[arm]), printed))
     return found
 
 

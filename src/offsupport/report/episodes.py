@@ -28,6 +28,8 @@ def episode_section(record: Record) -> Section:
         f"{len(found['loss']) - 1} iterations the network predicts {last}. The loss under the mask shown "
         f"went from {found['loss'][0]:.3f} to {found['loss'][-1]:.3f}."
     )
+    if found.get("rejected"):
+        words += f" The episode was given up ({found['rejected']}), so the source weights predict."
     return Section(
         "An episode", words, figures=[Figure(draw_episode(found), "Masked, reconstructed, believed.", wide=True)]
     )
