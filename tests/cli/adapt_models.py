@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from offsupport.nn import resnet18
+from offsupport.nn import build_network, resnet18
 
 
 def tiny():
@@ -19,3 +19,8 @@ def only_16():
 def dense():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+
+
+def autoencoder():
+    torch.manual_seed(0)
+    return build_network("mae-digits/8", 10, "digits").eval()

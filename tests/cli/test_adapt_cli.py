@@ -113,6 +113,25 @@ def test_episodic_batches_do_not_know_of_each_other(call, tmp_path):
     assert rows() == both[16:]
 
 
+@pytest.mark.parametrize(
+    ("model", "words", "warns"),
+    [
+        ("tiny", ("--method", "tent"), True),
+        ("tiny", ("--method", "tent", "--shuffle"), False),
+        ("tiny", ("--method", "source"), False),
+        ("tiny", ("--method", "memo", "--hyper", "copies=2"), False),
+        ("autoencoder", ("--method", "mae-ttt", "--hyper", "steps=1", "--hyper", "masks=2"), False),
+        ("autoencoder", ("--method", "mae-ttt", "--hyper", "online=true", "--hyper", "masks=2"), True),
+    ],
+)
+def test_the_order_of_class_folders_is_remarked_where_it_matters(call, tmp_path, model, words, warns):
+    for name in "ab":
+        write_digits(tmp_path / "in" / name, 2)
+    code, out, err = call("--model", f"adapt_models:{model}", "--images", "in", "--threads", 1, *words, "--json")
+    assert code == 0, err
+    assert any("one class at a time" in note for note in json.loads(out)["notes"]) == warns
+
+
 def test_source_images_serve_statistics_names_and_the_diagnosis(call, tmp_path):
     write_digits(tmp_path / "in", 20)
     for name in "abcdefghij":

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from offsupport.core.checkpoints import save_tensors
 from offsupport.core.errors import FileError
 from offsupport.core.weights import read_weights
-from offsupport.nn import build_network, load_mae, load_model, mae
+from offsupport.nn import build_network, load_mae, load_model, mae, resnet18
 from offsupport.nn.mae_weights import load_weights, our_names
 
 SMALL = {"image": 8, "patch": 4, "dim": 8, "depth": 2, "heads": 2, "decoder_dim": 4, "decoder_depth": 1}
@@ -105,6 +105,37 @@ def test_other_networks_are_refused(tmp_path):
         load_mae(tmp_path / "mae.pth", **{**SMALL, "patch": 2})
     with pytest.raises(FileError, match="There is no file"):
         load_mae(tmp_path / "nothing.pth")
+
+
+@pytest.mark.parametrize("head", ["vit", "linear"])
+def test_a_part_of_a_classifier_is_refused_and_none_of_it_is_not(head, tmp_path):
+    torch.manual_seed(0)
+    weights, path = mae("tiny/4", 3, head, **SMALL).state_dict(), tmp_path / "model.pth"
+    names = [name for name in weights if name.startswith("classifier.")]
+    needed = [name for name in names if not name.endswith("num_batches_tracked")]
+    for absent in needed:
+        torch.save({name: value for name, value in weights.items() if name != absent}, path)
+        with pytest.raises(FileError, match=rf"part of a classifier: 1 tensors.* {absent}.*train a new one"):
+            load_mae(path, **SMALL)
+    torch.save({name: value for name, value in weights.items() if name not in names}, path)
+    assert load_mae(path, classes=5, **SMALL)(torch.rand(2, 3, 8, 8)).shape == (2, 5)
+
+
+def test_a_file_that_does_not_count_its_batches_loads(tmp_path):
+    weights = mae("tiny/4", 3, "linear", **SMALL).state_dict()
+    weights["classifier.0.running_mean"] += 1
+    del weights["classifier.0.num_batches_tracked"]
+    torch.save(weights, tmp_path / "old.pth")
+    loaded = load_mae(tmp_path / "old.pth", **SMALL)
+    assert torch.equal(loaded.classifier[0].running_mean, weights["classifier.0.running_mean"])
+
+
+def test_the_weights_of_a_resnet_are_no_autoencoder(tmp_path):
+    torch.save(resnet18(width=4).state_dict(), tmp_path / "resnet.pth")
+    with pytest.raises(FileError, match=r"not a masked autoencoder.*another network"):
+        load_mae(tmp_path / "resnet.pth")
+    with pytest.raises(FileError, match=r"not a masked autoencoder.*another network"):
+        load_model(f"file:{tmp_path / 'resnet.pth'}", network="mae-digits/8", normalization="digits")
 
 
 def test_load_model_takes_autoencoders_that_say_what_they_are(tmp_path):

@@ -25,3 +25,13 @@ def test_refuses_what_cannot_standardise(mean, std):
 def test_refuses_images_with_other_channels():
     with pytest.raises(InputError, match="3 channels, and there are 4 means"):
         Normalized(nn.Identity(), [0.5] * 4, [0.5] * 4)(torch.zeros(1, 3, 2, 2))
+
+
+@pytest.mark.parametrize(("shape", "remedy"), [((3, 4, 4), r"x\[None\]"), ((4, 4), "four"), ((2, 2, 3, 4, 4), "four")])
+def test_refuses_what_is_no_batch_of_images(shape, remedy):
+    with pytest.raises(InputError, match=rf"\(N, C, H, W\).*{remedy}"):
+        Normalized(nn.Identity(), [0.5] * 3, [0.5] * 3)(torch.zeros(shape))
+
+
+def test_one_mean_serves_any_number_of_channels():
+    assert torch.equal(Normalized(nn.Identity(), [0.5], [0.25])(torch.ones(2, 3, 4, 4)), torch.full((2, 3, 4, 4), 2.0))

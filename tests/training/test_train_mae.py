@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from offsupport.core.errors import ConfigError
 from offsupport.nn import build_network
 from offsupport.training import read_recipe
 from offsupport.training.loop import Examples, begin
@@ -92,12 +93,29 @@ def test_adamw_decays_matrices_and_not_vectors():
     assert len(decayed["params"]) + len(plain["params"]) == len(list(made.parameters()))
 
 
-def test_a_run_that_was_interrupted_ends_with_the_same_weights(tmp_path, monkeypatch):
-    settings = {"about": "", "dataset": "digits", "network": "mae-digits/8", "objective": "mae", "epochs": 2}
-    settings |= {"batch_size": 256, "optimizer": "adamw", "lr": 1e-3, "schedule": "warm-up", "channels_last": False}
-    path = tmp_path / "quick.yaml"
-    path.write_text(json.dumps(settings))
-    whole = train(str(path), out=tmp_path / "whole")
+def quick(folder, objective, **changes):
+    """Write a recipe of two short epochs, and return its path."""
+    settings = {"about": "", "dataset": "digits", "network": "mae-digits/8", "objective": objective, "epochs": 2}
+    settings |= {"batch_size": 64, "epoch_images": 256, "optimizer": "adamw", "lr": 1e-3, "schedule": "warm-up"}
+    path = folder / f"{objective}.yaml"
+    path.write_text(json.dumps({**settings, "channels_last": False, **changes}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("objective", "changes"),
+    [
+        ("mae", {"views": "shift"}),
+        ("mae-head", {"start": "encoder"}),
+        ("mae-joint", {"start": "encoder", "views": "shift"}),
+        ("supervised", {"start": "encoder", "views": "shift"}),
+    ],
+)
+def test_a_run_that_was_interrupted_ends_with_the_same_weights(objective, changes, tmp_path, monkeypatch):
+    if "start" in changes:
+        train(quick(tmp_path, "mae", epochs=1), out=tmp_path / "encoder")
+    path = quick(tmp_path, objective, **changes)
+    whole = train(path, out=tmp_path / "whole")
     from offsupport.training import run as module
 
     real = module.epochs
@@ -108,11 +126,11 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights(tmp_path, monkeyp
 
     monkeypatch.setattr(module, "epochs", one_epoch)
     with pytest.raises(KeyboardInterrupt):
-        train(str(path), out=tmp_path / "parts")
+        train(path, out=tmp_path / "parts")
     monkeypatch.setattr(module, "epochs", real)
-    parts = train(str(path), out=tmp_path / "parts")
+    parts = train(path, out=tmp_path / "parts")
     assert parts["weights_sha256"] == whole["weights_sha256"]
-    assert whole["test"] is None
+    assert (whole["test"] is None) == (objective == "mae")
     assert [line["epoch"] for line in parts["log"]] == [1, 2]
 
 
@@ -128,9 +146,14 @@ def test_recipes_form_a_family(family):
     assert read_recipe(family).views == "none"
 
 
-def test_recipes_reject_an_unknown_optimizer():
-    from offsupport.core.errors import ConfigError
+@pytest.mark.parametrize("name", ["mae", "mae-joint"])
+@pytest.mark.parametrize("ratio", [0.0, 1.0, -0.5])
+def test_a_ratio_that_leaves_nothing_to_learn_is_refused(name, ratio):
+    with pytest.raises(ConfigError, match=rf"mask ratio of {ratio}.*above 0 and below 1"):
+        objective(name, mask_ratio=ratio)
 
+
+def test_recipes_reject_an_unknown_optimizer():
     values = {"about": "", "dataset": "digits", "network": "mae-digits/8", "epochs": 1, "batch_size": 1, "lr": 1.0}
     with pytest.raises(ConfigError, match="'sgd' or 'adamw'"):
         make_recipe({**values, "optimizer": "lion"}, "recipe 'x'")

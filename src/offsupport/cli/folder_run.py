@@ -50,7 +50,8 @@ def run(request: Request) -> tuple[list[Prediction], dict[str, Any], ModelDiagno
     if len(names) == classes:
         predictions = [replace(row, name=names[row.label]) for row in predictions]
     diagnosis, why_not = _diagnose(model, request, targets, reference)
-    notes = [*_remarks(request, targets, reference), *dict.fromkeys(str(warning.message) for warning in said), *why_not]
+    remarks = _remarks(request, adapter, targets, reference)
+    notes = [*remarks, *dict.fromkeys(str(warning.message) for warning in said), *why_not]
     about = {
         "model": request.model, "weights_sha256": model_sha256(model), "method": request.method,
         "config": str(adapter.config), "batch_size": request.batch_size, "seed": request.seed, "size": request.size,
@@ -143,13 +144,18 @@ def _first(files: ImageFiles, most: int) -> Tensor:
     raise DataMissingError(f"None of the {len(files.skipped)} images can be read: {why}", "Replace them.")
 
 
-def _remarks(request: Request, targets: ImageFiles, reference: ImageFiles | None) -> list[str]:
+def _remarks(request: Request, adapter: Adapter, targets: ImageFiles, reference: ImageFiles | None) -> list[str]:
     """Say what a person should know about the images: which were left out, and an order that misleads."""
     left_out = {**targets.skipped, **(reference.skipped if reference is not None else {})}
     remarks = [f"Left out: {why}" for why in left_out.values()]
     in_folders = {file.rpartition("/")[0] for file in targets.files}
-    mixing = request.shuffle or request.episodic or request.method == "source"
-    return remarks if mixing or len(in_folders) < 2 else [*remarks, SORTED]
+    mixing = request.shuffle or request.episodic
+    return remarks if mixing or _alone(adapter) or len(in_folders) < 2 else [*remarks, SORTED]
+
+
+def _alone(adapter: Adapter) -> bool:
+    """Tell whether a method treats every image by itself, so that their order does not matter."""
+    return adapter.info.name in ("source", "memo") or getattr(adapter.config, "independent", False)
 
 
 def _values(diagnosis: ModelDiagnosis) -> dict[str, Any]:

@@ -75,11 +75,13 @@ def require_images(x: Tensor, method: str) -> None:
 @torch.no_grad()
 def _takes(model: nn.Module, x: Tensor) -> bool:
     """Tell whether a model takes ``x`` although its first layer expects another rank, as one that reshapes does."""
+    first = x[:1]
     try:
-        model(x[:1])
-    except (RuntimeError, ValueError):
+        out = model(first)
+    except (InputError, RuntimeError, ValueError, IndexError):
         return False
-    return True
+    # Where the logits are in another kind of output is not known here.
+    return not isinstance(out, Tensor) or (out.dim() > 0 and len(out) == len(first))
 
 
 def check_output(out: Any, samples: int) -> Tensor:

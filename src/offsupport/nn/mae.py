@@ -16,6 +16,7 @@ from offsupport.core.errors import ConfigError, InputError, ModelError
 from offsupport.core.registry import Registry
 from offsupport.nn.mae_head import Head, LinearProbe, VitHead
 from offsupport.nn.masking import Masking
+from offsupport.nn.normalized import require_batch
 from offsupport.nn.vit import EPS, Block, PatchEmbed, init_transformer, sincos_position
 
 
@@ -53,6 +54,10 @@ class MaeConfig:
     """Whether the target of the reconstruction is each patch standardised by its own mean and deviation."""
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "norm_pixels" and not value > 0:
+                raise ConfigError(f"A masked autoencoder cannot have {field.name}={value}.", "It must be above 0.")
         if self.image % self.patch:
             raise ConfigError(
                 f"Patches of {self.patch} pixels do not divide images of {self.image}.",
@@ -183,6 +188,7 @@ class MaskedAutoencoder(nn.Module):
         self._check(x)
         tokens = self.patch_embed(x) + self.pos_embed[:, 1:]
         if keep is not None:
+            self._check_keep(keep, len(x))
             index = keep[..., None].expand(-1, -1, tokens.shape[2])
             tokens = tokens.expand(len(keep), -1, -1).gather(1, index)
         first = (self.cls_token + self.pos_embed[:, :1]).expand(len(tokens), -1, -1)
@@ -211,10 +217,17 @@ class MaskedAutoencoder(nn.Module):
 
     def reconstruct(self, x: Tensor, masks: Masking) -> Tensor:
         """Return the predicted pixels of every patch from the visible ones; one image serves all masks."""
+        if masks.restore.shape[1] != self.config.patches:
+            raise InputError(
+                f"These masks are of {masks.restore.shape[1]} patches, and the images have {self.config.patches}.",
+                f"Draw masks of {self.config.patches} patches.",
+            )
         return self.decode(self.encode(x, masks.keep), masks.restore)
 
     def loss(self, x: Tensor, masks: Masking) -> Tensor:
         """Return the mean squared error of the reconstruction over the removed patches."""
+        if masks.keep.shape == masks.mask.shape or not len(masks.mask):
+            raise InputError("These masks remove no patch, so the loss has no value.", "Draw them with a larger ratio.")
         error = self.patch_errors(x, self.reconstruct(x, masks))
         return (error * masks.mask).sum() / masks.mask.sum()
 
@@ -251,10 +264,22 @@ class MaskedAutoencoder(nn.Module):
         return grid.permute(0, 2, 4, 3, 5, 1).reshape(-1, c.patches, c.patch**2 * c.channels)
 
     def _check(self, x: Tensor) -> None:
+        require_batch(x)
         c = self.config
-        if x.dim() != 4 or x.shape[1:] != (c.channels, c.image, c.image):
+        if x.shape[1:] != (c.channels, c.image, c.image):
             raise InputError(
                 f"This network takes images of shape {(c.channels, c.image, c.image)}, and these are "
                 f"{tuple(x.shape[1:])}.",
                 f"Resize them to {c.image} pixels, a multiple of the patch of {c.patch}.",
+            )
+
+    def _check_keep(self, keep: Tensor, images: int) -> None:
+        if images not in (1, len(keep)):
+            raise InputError(
+                f"There are {images} images and {len(keep)} masks.", "Give one mask per image, or one image for all."
+            )
+        if keep.shape[1] > self.config.patches:
+            raise InputError(
+                f"These masks keep {keep.shape[1]} patches, and the images have {self.config.patches}.",
+                f"Draw masks of {self.config.patches} patches.",
             )

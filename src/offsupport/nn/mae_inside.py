@@ -41,10 +41,10 @@ class Inside:
     def reach(self, x: Tensor) -> Tensor:
         """Return what the autoencoder is given when the model is called on ``x``; it does not run itself."""
 
-        def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            raise _ReachedError(given[0])
+        def stop(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            raise _ReachedError(named["x"] if "x" in named else given[0])
 
-        handle = self.mae.register_forward_pre_hook(stop)
+        handle = self.mae.register_forward_pre_hook(stop, with_kwargs=True)
         try:
             self.model(x)
         except _ReachedError as reached:

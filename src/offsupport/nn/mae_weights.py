@@ -14,6 +14,8 @@ from offsupport.nn.mae import MaskedAutoencoder, mae
 from offsupport.nn.mae_head import Head
 
 _DECODER = ("decoder", "mask_token")
+_CLASSIFIER = "classifier."
+_OTHER = "Is it another network, or one of another size?"
 
 
 def load_mae(path: Path | str, size: str = "tiny/4", classes: int | None = None, **changes: Any) -> MaskedAutoencoder:
@@ -36,7 +38,15 @@ def load_mae(path: Path | str, size: str = "tiny/4", classes: int | None = None,
 def load_weights(model: MaskedAutoencoder, weights: Mapping[str, Tensor], where: str) -> None:
     """Put weights into an autoencoder; a classifier that they lack keeps its values, anything else is an error."""
     own = model.state_dict()
-    missing = [name for name in own if name not in weights]
+    # Old files do not count the batches of running statistics; nothing depends on it.
+    missing = [name for name in own if name not in weights and not name.endswith("num_batches_tracked")]
+    encoder = [name for name in missing if not name.startswith((*_DECODER, _CLASSIFIER))]
+    if encoder:
+        raise FileError(
+            f"{where} is not a masked autoencoder of this size: {len(encoder)} tensors of the encoder are missing, "
+            f"the first is {encoder[0]}.",
+            _OTHER,
+        )
     decoder = [name for name in missing if name.startswith(_DECODER)]
     if decoder:
         raise FileError(
@@ -44,9 +54,12 @@ def load_weights(model: MaskedAutoencoder, weights: Mapping[str, Tensor], where:
             f"the first is {decoder[0]}.",
             "Take a checkpoint saved with its decoder, or make one: offsupport train cifar10-mae-tiny-encoder.",
         )
-    left = [name for name in missing if not name.startswith("classifier.")]
-    if left:
-        raise FileError(f"{where} lacks {len(left)} tensors, the first is {left[0]}.", "Is it another network?")
+    classifier = [name for name in missing if name.startswith(_CLASSIFIER)]
+    if classifier and any(name in weights for name in own if name.startswith(_CLASSIFIER)):
+        raise FileError(
+            f"{where} holds part of a classifier: {len(classifier)} tensors are missing, the first is {classifier[0]}.",
+            "Take a file with all of it, or one with none of it and train a new one.",
+        )
     for name in own:
         if name in weights and weights[name].shape != own[name].shape:
             raise FileError(
@@ -56,7 +69,7 @@ def load_weights(model: MaskedAutoencoder, weights: Mapping[str, Tensor], where:
             )
     unknown = [name for name in weights if name not in own]
     if unknown:
-        raise FileError(f"{where} holds {unknown[0]}, which this network does not have.", "Is it another network?")
+        raise FileError(f"{where} holds {unknown[0]}, which this network does not have.", _OTHER)
     model.load_state_dict({**own, **weights})
 
 
@@ -73,13 +86,16 @@ def _our_name(name: str) -> str:
 
 def _classifier(weights: Mapping[str, Tensor]) -> tuple[Head, int] | None:
     """Return kind and number of classes of the classifier among the weights."""
-    kinds: dict[str, Head] = {"classifier.head.bias": "vit", "classifier.1.bias": "linear"}
-    return next(((kind, len(weights[name])) for name, kind in kinds.items() if name in weights), None)
+    kinds: dict[str, Head] = {"classifier.head": "vit", "classifier.1": "linear"}
+    last = {f"{layer}.{tensor}": kind for layer, kind in kinds.items() for tensor in ("bias", "weight")}
+    return next(((kind, len(weights[name])) for name, kind in last.items() if name in weights), None)
 
 
 def classes_of(weights: Mapping[str, Tensor], path: Path | str) -> int:
     """Return the number of classes of the classifier among the weights; without one nothing can be predicted."""
     found = _classifier(weights)
+    if found is None and "cls_token" not in weights:
+        raise FileError(f"{path} is not a masked autoencoder: there is no cls_token in it.", _OTHER)
     if found is None:
         raise FileError(
             f"{path} holds no classifier.", "Train one on its frozen encoder: offsupport train cifar10-mae-tiny."

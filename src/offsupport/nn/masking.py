@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -38,9 +39,16 @@ def visible_patches(patches: int, ratio: float) -> int:
     if not visible:
         raise ConfigError(
             f"A mask ratio of {ratio} leaves none of {patches} patches visible.",
-            f"Use at most {1 - 1 / patches:.4g}, or smaller patches.",
+            f"Use at most {_largest_ratio(patches):.4g}, or smaller patches.",
         )
     return visible
+
+
+def _largest_ratio(patches: int) -> float:
+    """Return the largest ratio of four decimals that leaves a patch visible."""
+    bound = math.floor(1e4 * (1 - 1 / patches))
+    # At 0.9 of ten patches the one that is left is lost to rounding: 10 * (1 - 0.9) is below 1.
+    return next(ratio for ratio in (bound / 1e4, (bound - 1) / 1e4) if int(patches * (1 - ratio)))
 
 
 def mask_by_noise(noise: Tensor, ratio: float) -> Masking:

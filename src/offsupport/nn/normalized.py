@@ -15,6 +15,15 @@ CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+def require_batch(x: Tensor) -> None:
+    """Refuse what is no batch of images (N, C, H, W): broadcasting would take the channels of one image for images."""
+    if x.dim() != 4:
+        raise InputError(
+            f"This network takes batches of images (N, C, H, W), and this one has shape {tuple(x.shape)}.",
+            "Add the batch dimension: x[None]." if x.dim() == 3 else "Reshape it to these four dimensions.",
+        )
+
+
 class Normalized(nn.Module):
     """Takes images in [0, 1], standardises each channel, and runs ``model``.
 
@@ -47,7 +56,8 @@ class Normalized(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         """Standardise and run the inner model."""
-        if x.dim() == 4 and x.shape[1] != self.mean.numel() != 1:
+        require_batch(x)
+        if x.shape[1] != self.mean.numel() != 1:
             raise InputError(
                 f"The images have {x.shape[1]} channels, and there are {self.mean.numel()} means.",
                 "Give one mean and one deviation per channel.",

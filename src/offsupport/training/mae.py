@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from offsupport.core.errors import ConfigError
 from offsupport.core.seeds import derive_seed
 from offsupport.nn.mae_inside import Inside
 from offsupport.nn.masking import Masking, draw_masks
@@ -24,6 +25,12 @@ class MaeOptions:
 
     mask_ratio: float = 0.75
     """Share of the patches that is removed."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mask_ratio < 1:
+            raise ConfigError(
+                f"With a mask ratio of {self.mask_ratio} there is nothing to learn.", "It must be above 0 and below 1."
+            )
 
 
 @OBJECTIVES.register("mae")
