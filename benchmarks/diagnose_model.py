@@ -1,9 +1,14 @@
 """Does ``diagnose_model`` rank shifts by how hard they turn out, and does its map show where the shift is?
 
 The grid of Figure 3: a corruption limited to a square block (or to the whole image) at several severities. For each
-of its cells the same images are diagnosed and classified; reported are Spearman's correlation between predicted
-hardness and measured error with its interval over cells, and for block-corrupted images how much more often patches
-inside the block are marked as off the support than outside it.
+of its cells the same images are diagnosed and classified. Reported are
+
+- Spearman's correlation of the measured error with predicted hardness and with the mean regime, which counts from
+  0 (on support) to 3 (dense far). The cells of a corruption show the same images changed alike, so the interval
+  resamples corruptions, not cells;
+- how many images fell into each regime, and which share of them was classified wrongly;
+- for images corrupted in a block, in how many cells patches inside it are marked as off the support more often than
+  outside, and by how much on average.
 
 Run: ``python benchmarks/diagnose_model.py [--json] [--model digits-mae-joint] [--images 40] [--data DIR]``
 """
@@ -13,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +31,7 @@ from offsupport.bench.models import load_model
 from offsupport.core.progress import progress
 from offsupport.data import STANDARD, corrupt, load
 from offsupport.theory import ModelDiagnosis, rank_correlation
+from offsupport.theory.deep import REGIMES
 
 BLOCKS = (8, 16, None)
 SEVERITIES = (1, 3, 5)
@@ -64,26 +71,52 @@ def measure(model: nn.Module, given: argparse.Namespace) -> dict[str, Any]:
                     cells.append({"corruption": corruption, "block": block, "severity": severity})
                     cells[-1] |= cell(model, source, x, shifted, y)
                     advance()
-    scores, errors = ([each[name] for each in cells] for name in ("hardness", "error"))
-    inside = [each["inside"] - each["outside"] for each in cells if each["inside"] is not None]
-    return {
-        "model": given.model,
-        "images": given.images,
-        "rank_correlation": rank_correlation(scores, errors).to_dict(),
-        "off_inside_minus_outside": float(np.mean(inside)),
-        "cells": cells,
+    return {"model": given.model, "images": given.images, "source": given.source, **totals(cells), "cells": cells}
+
+
+def totals(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what all cells together say."""
+    errors, groups = ([each[name] for each in cells] for name in ("error", "corruption"))
+    ranks = {
+        name: rank_correlation([each[of] for each in cells], errors, groups=groups).to_dict()
+        for name, of in (("rank_correlation", "hardness"), ("regime_rank_correlation", "mean_regime"))
     }
+    blocks = [each for each in cells if each["block"] is not None and each["inside"] is not None]
+    inside = [each["inside"] - each["outside"] for each in blocks]
+    return {
+        **ranks,
+        "regimes": by_regime(cells),
+        "off_inside_minus_outside": float(np.mean(inside)) if inside else None,
+        "cells_with_more_off_inside": sum(difference > 0 for difference in inside),
+        "cells_with_a_block": len(inside),
+    }
+
+
+def by_regime(cells: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return for each regime how many images were said to be in it, and the share of them that was wrong."""
+    found = {}
+    for name in REGIMES:
+        images, wrong = (sum(each[what].get(name, 0) for each in cells) for what in ("regimes", "wrong"))
+        found[name] = {"images": images, "error": wrong / images if images else None}
+    return found
 
 
 def cell(model: nn.Module, source: Tensor, clean: Tensor, x: Tensor, y: Tensor) -> dict[str, Any]:
     """Return what is predicted and what is measured for one shift."""
     found = offsupport.diagnose_model(model, source, x)
     with torch.no_grad():
-        error = float((model(x).argmax(1) != y).float().mean())
+        wrong = (model(x).argmax(1) != y).tolist()
     inside, outside = where(found, clean, x)
-    kinds = {name: found.regime.count(name) for name in dict.fromkeys(found.regime)}
-    shares = {"share": float(found.share.mean()), "inside": inside, "outside": outside}
-    return {"hardness": found.hardness, "error": error, "regimes": kinds, **shares}
+    return {
+        "hardness": found.hardness,
+        "mean_regime": float(np.mean([REGIMES.index(kind) for kind in found.regime])),
+        "error": float(np.mean(wrong)),
+        "regimes": dict(Counter(found.regime)),
+        "wrong": dict(Counter(kind for kind, missed in zip(found.regime, wrong, strict=True) if missed)),
+        "share": float(found.share.mean()),
+        "inside": inside,
+        "outside": outside,
+    }
 
 
 def where(found: ModelDiagnosis, clean: Tensor, x: Tensor) -> tuple[float | None, float | None]:
@@ -104,14 +137,22 @@ def sample(dataset: Any, count: int) -> tuple[Tensor, Tensor]:
 
 def summary(found: dict[str, Any]) -> str:
     """Return the result in words."""
-    rank = found["rank_correlation"]
     lines = [
         f"{each['corruption']:>15} block {each['block'] or 'all':>3} severity {each['severity']}: "
         f"hardness {each['hardness']:.2f}, error {each['error']:.2f}, off {each['share']:.2f}, {each['regimes']}"
         for each in found["cells"]
     ]
-    lines.append(f"rank correlation {rank['value']:.2f} ({rank['low']:.2f} to {rank['high']:.2f}), {rank['n']} shifts")
-    lines.append(f"patches marked inside the block minus outside: {found['off_inside_minus_outside']:+.2f}")
+    for what, name in (("hardness", "rank_correlation"), ("regime", "regime_rank_correlation")):
+        rank = found[name]
+        interval = f"{rank['low']:.2f} to {rank['high']:.2f} over {rank['groups']} corruptions"
+        lines.append(f"rank correlation of {what} and error {rank['value']:.2f} ({interval}), {rank['n']} shifts")
+    for name, each in found["regimes"].items():
+        error = "" if each["error"] is None else f", error {each['error']:.2f}"
+        lines.append(f"{name}: {each['images']} images{error}")
+    if found["cells_with_a_block"]:
+        count = f"{found['cells_with_more_off_inside']} of {found['cells_with_a_block']} cells"
+        mean = f"{found['off_inside_minus_outside']:+.2f}"
+        lines.append(f"patches are marked inside the block more often than outside in {count}, by {mean} on average")
     return "\n".join(lines)
 
 

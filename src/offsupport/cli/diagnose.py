@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from offsupport.theory import Diagnosis
 
 DEFAULT_OUT = Path("runs/diagnose")
+OF_NETWORKS = {"model", "images", "source", "size", "out", "json"}
+"""The options that mean something for a network; a process or arrays have no ``size``."""
 
 
 def diagnose(
+    context: typer.Context,
     process: str = typer.Option("dense", help="dense: s moves every dimension of x; sparse: only d_s of them."),
     preset: str = typer.Option(
         "paper", help="paper (as published), table (our tables), assumptions (the theorem holds)."
@@ -34,6 +37,7 @@ def diagnose(
     shift: str = typer.Option("auto", help="Kind of shift of your targets, if known: dense or sparse."),
     model: str | None = typer.Option(None, help="A deep network instead: zoo:NAME, file:PATH, digits-small."),
     images: Path | None = typer.Option(None, help="Folder of its target images; --source is then a folder, too."),
+    size: int | None = typer.Option(None, min=1, help="Side of its images; all are resized and cropped to squares."),
     out: Path = typer.Option(DEFAULT_OUT, help="Folder for diagnosis.json, diagnosis.png and diagnosis.svg."),
     json: bool = JSON,
 ) -> None:
@@ -45,8 +49,10 @@ def diagnose(
     if model is not None or images is not None:
         from offsupport.cli.diagnose_model import diagnose_images
 
-        diagnose_images(model, images, source, out, json)
+        _refuse(context, set(context.params) - OF_NETWORKS, "a network")
+        diagnose_images(model, images, source, size, out, json)
         return
+    _refuse(context, {"size"}, "a process or arrays")
     if source is not None or labels is not None or target is not None:
         if source is None or labels is None or target is None:
             raise ConfigError("Your own arrays come in three files.", "Give --source, --labels and --target.")
@@ -63,6 +69,15 @@ def diagnose(
     else:
         _summarise(shown)
     say(f"picture: {out / 'diagnosis.png'}")
+
+
+def _refuse(context: typer.Context, names: set[str], subject: str) -> None:
+    """Refuse options that were given although they would be ignored."""
+    for name in sorted(names):
+        given = context.get_parameter_source(name)
+        if given is not None and given.name == "COMMANDLINE":
+            option = name.rstrip("_").replace("_", "-")
+            raise ConfigError(f"--{option} has no meaning for {subject}.", f"Leave --{option} out.")
 
 
 def _of_process(

@@ -8,23 +8,27 @@ from typing import TYPE_CHECKING
 import typer
 
 from offsupport.cli.output import emit_json, emit_table, say
-from offsupport.core.errors import ConfigError
+from offsupport.core.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from offsupport.theory import ModelDiagnosis
 
 MOST_SOURCE, MOST_TARGETS = 400, 200
+ONE_SIZE = "Bring all images to one square size: --size N."
 
 
-def diagnose_images(model: str | None, images: Path | None, source: Path | None, out: Path, as_json: bool) -> None:
+def diagnose_images(
+    model: str | None, images: Path | None, source: Path | None, size: int | None, out: Path, as_json: bool
+) -> None:
     """Diagnose a folder of images under a network and write the numbers and the picture.
 
     Args:
         model: Name of the network.
         images: Folder of target images.
         source: Folder of source images; None for the data a model of the zoo was trained on, where that is embedded.
+        size: Side that all images are brought to; None for that of the autoencoder in the network, or of the source.
         out: Folder for diagnosis.json, diagnosis.png and diagnosis.svg.
         as_json: Whether the numbers go to standard output as JSON.
     """
@@ -35,7 +39,7 @@ def diagnose_images(model: str | None, images: Path | None, source: Path | None,
     from offsupport.theory import diagnose_model
 
     network = load_model(model, out)
-    reference = _source(model, source)
+    reference = _source(model, source, _own_side(network) if size is None else size)
     targets, names = _folder(images, reference.shape[-1], MOST_TARGETS)
     found = diagnose_model(network, reference, targets)
     data = {"model": model, "images": names, **found.to_dict()}
@@ -65,9 +69,28 @@ def save_picture(found: ModelDiagnosis, path: Path) -> None:
             figure.savefig(file, format=kind, dpi=120)
 
 
-def _source(model: str, folder: Path | None) -> Tensor:
-    """Return source images: those of the folder, or the embedded ones."""
-    return embedded_source(model) if folder is None else _folder(folder, None, MOST_SOURCE)[0]
+def _own_side(network: nn.Module) -> int | None:
+    """Return the side of the images that the autoencoder in a network takes; None where there is none."""
+    from offsupport.nn import MaskedAutoencoder
+
+    sides = (module.config.image for module in network.modules() if isinstance(module, MaskedAutoencoder))
+    return next(sides, None)
+
+
+def _source(model: str, folder: Path | None, side: int | None) -> Tensor:
+    """Return square source images: those of the folder, or the embedded ones."""
+    if folder is not None:
+        found = _folder(folder, side, MOST_SOURCE)[0]
+        if found.shape[2] != found.shape[3]:
+            raise InputError(f"The images in {folder} are {found.shape[3]}x{found.shape[2]}.", ONE_SIZE)
+        return found
+    found = embedded_source(model)
+    if side not in (None, found.shape[-1]):
+        raise ConfigError(
+            f"The embedded digits have {found.shape[-1]} pixels along a side, not {side}.",
+            "Leave --size out, or give a folder of source images: --source DIR.",
+        )
+    return found
 
 
 def embedded_source(model: str) -> Tensor:
@@ -92,4 +115,8 @@ def _folder(folder: Path, size: int | None, most: int) -> tuple[Tensor, list[str
 
     found = open_folder(folder, size)
     rows = np.linspace(0, len(found) - 1, min(len(found), most)).astype(int)
-    return found.tensor(rows), [Path(found.files[row]).name for row in rows]
+    try:
+        pixels = found.tensor(rows)
+    except InputError as error:
+        raise InputError(error.message, ONE_SIZE) from error
+    return pixels, [Path(found.files[row]).name for row in rows]

@@ -6,30 +6,32 @@ What is said instead is measured against source images that took no part in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from offsupport.core.errors import InputError
-from offsupport.nn.inspect import capture_input, find_head
-from offsupport.theory.patches import Score, patch_score
+from offsupport.core.errors import InputError, ModelError
+from offsupport.nn.inspect import capture_input, device_and_dtype, find_head
+from offsupport.theory.patches import LEVEL, batched, judge_patches, patch_score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Regime = Literal["on support", "sparse", "dense near", "dense far"]
+REGIMES: tuple[Regime, ...] = get_args(Regime)
+"""From the mildest to the hardest."""
 NEIGHBOURS = 5
-LEVEL = 0.95
-"""What lies above this quantile of the source counts as off its support."""
 HALF = 0.5
 """From this share of off-support patches on, a shift is dense."""
 FAR = 1.5
 """A dense shift is far when features lie so many times farther off than the source's own at :data:`LEVEL`."""
 FEWEST = 40
-BATCH = 64
+ALIKE = 1e-2
+"""Unseen source images that lie so close to the reference, in deviations of its features, are copies of it."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class ModelDiagnosis:
         distance: (M,) mean distance of an image's features to the nearest source features, over the value that
             95 % of unseen source images stay below: above 1 is off the support.
         quantile: (M,) share of unseen source images that lie closer.
-        off_patches: (M, h, w) whether a patch is off the support.
+        off_patches: (M, h, w) whether a patch is off the support: rarer than all but 5 % of unseen source patches.
         patch_quantile: (M, h, w) where a patch stands among those of unseen source images at the same place, by the
-            score in which it is most unusual.
+            score in which it is most unusual; smoothed.
         share: (M,) share of off-support patches.
         regime: The kind of shift of each image.
         measure: What patches are scored by.
@@ -109,32 +111,35 @@ def diagnose_model(model: nn.Module, source: Tensor | Iterable[Any], x_tgt: Tens
         >>> found.theorem1, len(found.regime)
         ('unknown', 2)
     """
-    images = _gather(source)
-    if x_tgt.dim() != 4 or x_tgt.shape[1:] != images.shape[1:]:
+    _check_model(model)
+    images, x_tgt = _gather(source, model), _check_images(x_tgt, "target images", model)
+    if x_tgt.shape[1:] != images.shape[1:]:
         raise InputError(
-            f"The source images have shape {tuple(images.shape[1:])}, and the targets {tuple(x_tgt.shape)}.",
-            "Give a batch of images of the same size.",
+            f"The source images have shape {tuple(images.shape[1:])}, and the targets {tuple(x_tgt.shape[1:])}.",
+            "Give images of the same size.",
         )
-    training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
+        _check_takes(model, images[:1])
         return _diagnose(model, images, x_tgt)
     finally:
-        model.train(training)
+        for module, training in modes.items():
+            module.training = training
 
 
 def _diagnose(model: nn.Module, images: Tensor, x_tgt: Tensor) -> ModelDiagnosis:
     reference, unseen = images[::2], images[1::2]
     own, far = _feature_distances(model, reference, [unseen, x_tgt])
-    limit = own.quantile(LEVEL)
+    limit = _limit(own)
+    if not limit > ALIKE:
+        raise InputError("The source images hardly differ under this network.", "Give different images.")
     score, measure = patch_score(model, reference)
-    usual, found = _batched(score, unseen), _batched(score, x_tgt)
-    place, off = _unusual(_place(found, usual))
-    share = off.float().mean((1, 2))
-    usual_share = _unusual(_place_among_others(usual))[1].float().mean((1, 2)).quantile(LEVEL)
+    place, off, usual_off = judge_patches(batched(score, x_tgt), batched(score, unseen))
+    share, usual_share = off.float().mean((1, 2)), _limit(usual_off.float().mean((1, 2)))
     distance, quantile = far / limit, _place(far, own)
     regime = [_regime(float(d), float(s), float(usual_share)) for d, s in zip(distance, share, strict=True)]
-    return ModelDiagnosis(distance, quantile, off, place, share, regime, measure, len(images), x_tgt.detach().cpu())
+    return ModelDiagnosis(distance, quantile, off, place, share, regime, measure, len(images), x_tgt.cpu())
 
 
 def _regime(distance: float, share: float, usual_share: float) -> Regime:
@@ -145,26 +150,17 @@ def _regime(distance: float, share: float, usual_share: float) -> Regime:
     return "dense near" if distance <= FAR else "dense far"
 
 
-def _unusual(place: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most extreme of several places (N, S, ...), and whether it is off.
-
-    Too high or too low: noise cannot be reconstructed, and a blurred patch only too well.
-    """
-    most = (place - 0.5).abs().argmax(1, keepdim=True)
-    extreme = place.gather(1, most)[:, 0]
-    return extreme, (extreme - 0.5).abs() > 0.5 - (1 - LEVEL) / 2 / place.shape[1]
+def _limit(values: Tensor) -> Tensor:
+    """Return what one more value exceeds in 5 of 100 cases; of few values that is nearer to the largest than 95 %."""
+    n = len(values)
+    return values.quantile(min(1.0, (LEVEL * (n + 1) - 1) / (n - 1)))
 
 
 def _place(values: Tensor, among: Tensor) -> Tensor:
-    """Return for each value which share of the first axis of ``among`` lies below it; equal ones count half."""
-    lower, upper = (among[None] < values[:, None]).float(), (among[None] <= values[:, None]).float()
-    return ((lower + upper) / 2).mean(1)
-
-
-def _place_among_others(values: Tensor) -> Tensor:
-    """Return for each value its place among the other ones, as a new value would have it."""
-    n = len(values)
-    return (n * _place(values, values) - 0.5) / (n - 1)
+    """Return for each value (M,) which share of ``among`` (n,) lies below it; equal ones count half."""
+    ordered = among.sort().values
+    lower, upper = (torch.searchsorted(ordered, values, side=side) for side in ("left", "right"))
+    return (lower + upper) / (2 * len(among))
 
 
 @torch.no_grad()
@@ -175,27 +171,96 @@ def _feature_distances(model: nn.Module, reference: Tensor, others: list[Tensor]
     def features(x: Tensor) -> Tensor:
         with capture_input(head) as given:
             model(x)
-        return given[-1].flatten(1).cpu()
+        return given[-1].flatten(1).float().cpu()
 
-    base = _batched(features, reference)
+    base = batched(features, reference)
     spread, mean = torch.std_mean(base, 0)
+    if spread.mean() <= 1e-6 * base.abs().mean():
+        raise InputError("The network sees no difference between the source images.", "Give different images.")
     spread = spread + 1e-3 * spread.mean()
     base = (base - mean) / spread
-    return [
-        torch.cdist((_batched(features, x) - mean) / spread, base).topk(NEIGHBOURS, largest=False).values.mean(1)
-        for x in others
-    ]
+
+    def distances(x: Tensor) -> Tensor:
+        apart = torch.cdist((features(x) - mean) / spread, base) / math.sqrt(base.shape[1])
+        return apart.topk(NEIGHBOURS, largest=False).values.mean(1)
+
+    return [batched(distances, x) for x in others]
 
 
-def _batched(function: Score, x: Tensor) -> Tensor:
-    return torch.cat([function(part) for part in torch.split(x, BATCH)])
+def _check_model(model: nn.Module) -> None:
+    from offsupport.methods.adapter import Adapter
 
-
-def _gather(source: Tensor | Iterable[Any]) -> Tensor:
-    batches = [source] if isinstance(source, Tensor) else source
-    found = [batch if isinstance(batch, Tensor) else batch[0] for batch in batches]
-    if not found or sum(map(len, found)) < FEWEST:
-        raise InputError(
-            f"There are {sum(map(len, found))} source images.", f"Give at least {FEWEST}; half of them set the scale."
+    if isinstance(model, Adapter):
+        raise ModelError("This is an adapter, which would adapt to the source images.", "Pass adapted.model.")
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"diagnose_model() takes a torch.nn.Module, not {type(model).__name__}.", "Pass the network itself."
         )
-    return torch.cat(found)
+
+
+@torch.no_grad()
+def _check_takes(model: nn.Module, x: Tensor) -> None:
+    """Refuse images of a size or number of channels that the model was not made for."""
+    try:
+        model(x)
+    except (RuntimeError, ValueError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"The model does not take images of shape {tuple(x.shape[1:])} ({why}).",
+            "Bring them to the size and channels it was trained on.",
+        ) from error
+
+
+def _check_images(x: Any, what: str, model: nn.Module) -> Tensor:
+    """Return images where the model is and in its floating type; refuse what are no finite images in [0, 1]."""
+    from offsupport.methods.checks import ROOM
+
+    if not isinstance(x, Tensor):
+        raise InputError(f"The {what} are {type(x).__name__}, not a tensor.", "Convert them: torch.as_tensor(x).")
+    if x.dim() != 4 or not x.numel():
+        raise InputError(f"The {what} have shape {tuple(x.shape)}.", "Give one image or more, as (N, C, H, W).")
+    if not x.is_floating_point():
+        raise InputError(f"The {what} are {x.dtype}.", "Convert them: x.float() / 255.")
+    broken = int((~x.isfinite()).flatten(1).any(1).sum())
+    if broken:
+        raise InputError(f"{broken} of the {len(x)} {what} hold values that are not finite.", "Leave them out.")
+    low, high = (float(end) for end in x.aminmax())
+    if low < -ROOM or high > 1 + ROOM:
+        raise InputError(
+            f"Images are in [0, 1], and the {what} lie in [{low:.3g}, {high:.3g}].",
+            "Divide by 255, or let the model standardise: offsupport.nn.Normalized(model, mean, std).",
+        )
+    return x.detach().to(*device_and_dtype(model))
+
+
+def _gather(source: Any, model: nn.Module) -> Tensor:
+    """Return the source images as one tensor; refuse too few, and such that differ in nothing."""
+    found = [_check_images(x, "source images", model) for x in _batches(source)]
+    if len({x.shape[1:] for x in found}) > 1:
+        shapes = ", ".join(sorted({str(tuple(x.shape[1:])) for x in found}))
+        raise InputError(f"The source images have several shapes: {shapes}.", "Bring them to one size.")
+    count = sum(map(len, found))
+    if count < FEWEST:
+        raise InputError(f"There are {count} source images.", f"Give at least {FEWEST}; half of them set the scale.")
+    images = torch.cat(found)
+    if (images == images[:1]).all():
+        raise InputError(f"All {count} source images are the same.", "Give different images.")
+    return images
+
+
+def _batches(source: Any) -> Iterator[Any]:
+    """Yield what should be batches of images, without the labels beside them."""
+    try:
+        batches = iter([source] if isinstance(source, Tensor) else source)
+    except TypeError as error:
+        raise InputError(
+            f"The source is {type(source).__name__}.", "Give images (N, C, H, W), or batches of them."
+        ) from error
+    for batch in batches:
+        x = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        if isinstance(x, Tensor) and x.dim() != 4:
+            raise InputError(
+                f"A batch of the source has shape {tuple(x.shape)}.",
+                "Give images (N, C, H, W) without labels, or batches: torch.utils.data.DataLoader(dataset, 64).",
+            )
+        yield x

@@ -17,11 +17,81 @@ from offsupport.nn.masking import Masking, mask_by_noise, visible_patches
 PATCH_RATIO = 0.75
 ROUNDS = 2
 """How often the patches are dealt out anew; within a round every patch is visible once and removed three times."""
-SMALLEST = 8
-"""Positions along a side that a feature map needs to tell where something is."""
+SMALLEST, LARGEST = 8, 32
+"""Positions along a side that a feature map needs to tell where something is; a finer one is averaged to the latter."""
+BATCH = 64
+LEVEL = 0.95
+"""What is rarer than all but this share of the source's own counts as off its support."""
+WIDTH = 0.3
+"""By how much places are smoothed, in mean deviations over the fifth root of the number of images."""
+MOST = 400
+"""Patches are compared with those of at most so many unseen images: more hardly move a threshold at :data:`LEVEL`."""
 
 Score = Callable[[Tensor], Tensor]
 """From images (N, C, H, W) to S numbers per patch, (N, S, h, w)."""
+
+
+def batched(function: Score, x: Tensor) -> Tensor:
+    """Return what a function gives for images, a batch at a time; refuse what is not finite."""
+    found = torch.cat([function(part) for part in torch.split(x, BATCH)])
+    if not found.isfinite().all():
+        raise ModelError(
+            "The network computes values that are not finite from finite images.",
+            "Check its weights, or compute in a wider type: model.float().",
+        )
+    return found
+
+
+def judge_patches(found: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Say which patches are rarer than all but 5 % of the source's own.
+
+    Each patch counts by the score in which it is rarest, too high or too low: noise cannot be reconstructed, and a
+    blurred patch only too well. Where the 5 % end is taken from unseen images, each among the others.
+
+    Args:
+        found: (M, S, h, w) scores of the images in question.
+        usual: (n, S, h, w) scores of source images that took no part in the reference.
+
+    Returns:
+        The place of each patch among those of the source at its position, by its rarest score, (M, h, w); whether it
+        is off the support; and the latter for the source images, each judged by the others.
+    """
+    if len(usual) > MOST:
+        usual = usual[torch.linspace(0, len(usual) - 1, MOST).long()]
+    found, usual = found.double(), usual.double()  # where shares of far values are still above zero
+    # One width per score, over all positions: one per position would hang on the very patch that is to be judged.
+    width = usual.std(0).mean((1, 2), keepdim=True).clamp(min=1e-6) * WIDTH * len(usual) ** -0.2
+    rarity, place = _rarest([_tails(x, usual, width) for x in found])
+    own, _ = _rarest([_tails(x, usual, width, but=i) for i, x in enumerate(usual)])
+    limit = own.quantile(1 - LEVEL)
+    return place.float(), rarity < limit, own < limit
+
+
+def _tails(x: Tensor, among: Tensor, width: Tensor, but: int | None = None) -> Tensor:
+    """Return which shares of the source lie below and above each score of one image, (2, S, h, w).
+
+    Steps of an empirical distribution end at 1/n, which is coarser than what few images must resolve; logistic ones
+    go on to fall with the distance. One image at a time, as all of them are many times what a machine holds.
+
+    Args:
+        x: (S, h, w) the scores.
+        among: (n, S, h, w) those of the source.
+        width: (S, 1, 1) of a step.
+        but: An image of the source that does not count, as it is ``x`` itself.
+    """
+    distance = (x - among) / width
+    steps = torch.stack([distance.sigmoid(), (-distance).sigmoid()])
+    if but is not None:
+        steps[:, but] = 0
+    return steps.sum(1) / (len(among) - (but is not None))
+
+
+def _rarest(tails: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the smallest share below or above over all scores, and the place (0 to 1) in that score, (N, h, w)."""
+    below, above = torch.stack(tails, 1)
+    rarity, most = torch.minimum(below, above).min(1, keepdim=True)
+    place = torch.where(below < above, below, 1 - above).gather(1, most)
+    return rarity[:, 0], place[:, 0]
 
 
 def patch_score(model: nn.Module, reference: Tensor) -> tuple[Score, str]:
@@ -60,6 +130,7 @@ def _with_statistics(score: Tensor, x: Tensor) -> Tensor:
 
     Roughness is how much pixels differ from the mean of their neighbours; it and the deviation are logarithms.
     """
+    x = x.float()
     padded = nn.functional.pad(x, (1, 1, 1, 1), mode="replicate")
     rough = (x - nn.functional.avg_pool2d(padded, 3, stride=1)).abs()
     grid = (score.shape[1], score.shape[2])
@@ -89,16 +160,27 @@ def _from_features(model: nn.Module, reference: Tensor) -> Score:
     def features(x: Tensor) -> Tensor:
         with _outputs(model, [name]) as found:
             model(x)
-        return found[name]
+        height, width = found[name].shape[2:]
+        grid = (min(height, LARGEST), min(width, LARGEST))
+        return nn.functional.adaptive_avg_pool2d(found[name].float(), grid).cpu()
 
-    maps = features(reference)
-    spread, mean = torch.std_mean(maps, 0)
-    spread = spread + 1e-3 * spread.mean()
+    mean, spread = _moments(features, reference)
 
     def score(x: Tensor) -> Tensor:
-        return _with_statistics(((features(x) - mean) / spread).square().mean(1).sqrt().cpu(), x)
+        return _with_statistics(((features(x) - mean) / spread).square().mean(1).sqrt(), x)
 
     return score
+
+
+def _moments(features: Score, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of every feature at every position, from one batch of maps at a time."""
+    total, squares = torch.zeros(2, dtype=torch.float64)
+    for part in torch.split(reference, BATCH):
+        maps = features(part).double()
+        total, squares = total + maps.sum(0), squares + maps.square().sum(0)
+    mean, n = total / len(reference), len(reference)
+    spread = ((squares - n * mean.square()).clamp(min=0) / (n - 1)).sqrt()
+    return mean.float(), (spread + 1e-3 * spread.mean() + 1e-12).float()
 
 
 def _map_layer(model: nn.Module, x: Tensor) -> str:
