@@ -10,7 +10,7 @@ of its cells the same images are diagnosed and classified. Reported are
 - for images corrupted in a block, in how many cells patches inside it are marked as off the support more often than
   outside, and by how much on average.
 
-Run: ``python benchmarks/diagnose_model.py [--json] [--model digits-mae-joint] [--images 40] [--data DIR]``
+Run: ``python benchmarks/diagnose_model.py [--json] [--model digits-mae-joint] [--images 150] [--data DIR]``
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def main() -> None:
     parser.add_argument("--model", default="digits-mae-joint")
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--data", type=Path, default=None)
-    parser.add_argument("--images", type=int, default=40)
-    parser.add_argument("--source", type=int, default=200)
+    parser.add_argument("--images", type=int, default=150)
+    parser.add_argument("--source", type=int, default=400)
     parser.add_argument("--corruptions", default=",".join(STANDARD))
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -59,18 +59,12 @@ def measure(model: nn.Module, given: argparse.Namespace) -> dict[str, Any]:
     """Diagnose and classify every cell of the grid."""
     source, _ = sample(load(given.dataset, given.data, split="train"), given.source)
     x, y = sample(load(given.dataset, given.data), given.images)
-    pixels = (255 * x).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     corruptions = given.corruptions.split(",")
     cells = []
-    with progress("shifts", len(corruptions) * len(BLOCKS) * len(SEVERITIES)) as advance:
+    with progress("corruptions", len(corruptions)) as advance:
         for corruption in corruptions:
-            for block in BLOCKS:
-                for severity in SEVERITIES:
-                    changed = corrupt(pixels, corruption, severity=severity, block=block)
-                    shifted = torch.from_numpy(changed).permute(0, 3, 1, 2).float() / 255
-                    cells.append({"corruption": corruption, "block": block, "severity": severity})
-                    cells[-1] |= cell(model, source, x, shifted, y)
-                    advance()
+            cells += corruption_cells(model, source, (x, y), corruption)
+            advance()
     return {"model": given.model, "images": given.images, "source": given.source, **totals(cells), "cells": cells}
 
 
@@ -101,32 +95,50 @@ def by_regime(cells: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def cell(model: nn.Module, source: Tensor, clean: Tensor, x: Tensor, y: Tensor) -> dict[str, Any]:
-    """Return what is predicted and what is measured for one shift."""
-    found = offsupport.diagnose_model(model, source, x)
+def corruption_cells(
+    model: nn.Module, source: Tensor, clean: tuple[Tensor, Tensor], corruption: str
+) -> list[dict[str, Any]]:
+    """Return what is predicted and what is measured for every shift of one corruption, the source scored once."""
+    x, y = clean
+    pixels = (255 * x).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    shifts = [(block, severity) for block in BLOCKS for severity in SEVERITIES]
+    changed = [corrupt(pixels, corruption, severity=severity, block=block) for block, severity in shifts]
+    shifted = torch.from_numpy(np.concatenate(changed)).permute(0, 3, 1, 2).float() / 255
+    found = offsupport.diagnose_model(model, source, shifted)
     with torch.no_grad():
-        wrong = (model(x).argmax(1) != y).tolist()
-    inside, outside = where(found, clean, x)
+        predicted = torch.cat([model(part).argmax(1) for part in shifted.split(64)])
+    return [
+        {"corruption": corruption, "block": block, "severity": severity}
+        | cell(found, slice(i * len(x), (i + 1) * len(x)), shifted, x, predicted, y)
+        for i, (block, severity) in enumerate(shifts)
+    ]
+
+
+def cell(
+    found: ModelDiagnosis, part: slice, shifted: Tensor, clean: Tensor, predicted: Tensor, y: Tensor
+) -> dict[str, Any]:
+    """Return the numbers of one shift, whose images are a part of what was diagnosed."""
+    regimes, wrong = found.regime[part], (predicted[part] != y).tolist()
+    inside, outside = where(found.off_patches[part], clean, shifted[part])
     return {
-        "hardness": found.hardness,
-        "mean_regime": float(np.mean([REGIMES.index(kind) for kind in found.regime])),
+        "hardness": float(found.distance[part].mean()),
+        "mean_regime": float(np.mean([REGIMES.index(kind) for kind in regimes])),
         "error": float(np.mean(wrong)),
-        "regimes": dict(Counter(found.regime)),
-        "wrong": dict(Counter(kind for kind, missed in zip(found.regime, wrong, strict=True) if missed)),
-        "share": float(found.share.mean()),
+        "regimes": dict(Counter(regimes)),
+        "wrong": dict(Counter(kind for kind, missed in zip(regimes, wrong, strict=True) if missed)),
+        "share": float(found.share[part].mean()),
         "inside": inside,
         "outside": outside,
     }
 
 
-def where(found: ModelDiagnosis, clean: Tensor, x: Tensor) -> tuple[float | None, float | None]:
+def where(off: Tensor, clean: Tensor, x: Tensor) -> tuple[float | None, float | None]:
     """Return the share of marked patches inside and outside of what was changed; None where everything was."""
     touched = (clean - x).abs().amax(1, keepdim=True) > 2 / 255
-    patches = nn.functional.adaptive_max_pool2d(touched.float(), found.off_patches.shape[1:])[:, 0] > 0
+    patches = nn.functional.adaptive_max_pool2d(touched.float(), off.shape[1:])[:, 0] > 0
     if not patches.any() or patches.float().mean() > 0.8:
         return None, None
-    off = found.off_patches.float()
-    return float(off[patches].mean()), float(off[~patches].mean())
+    return float(off[patches].float().mean()), float(off[~patches].float().mean())
 
 
 def sample(dataset: Any, count: int) -> tuple[Tensor, Tensor]:
