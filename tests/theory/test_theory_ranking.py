@@ -1,7 +1,9 @@
 """Rank correlations over shifts, alone and in groups, and what the benchmark of diagnose_model makes of its cells."""
 
 import importlib.util
+import itertools
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -106,15 +108,28 @@ def test_the_benchmark_holds_regimes_against_errors():
 def test_a_cell_says_regime_and_error_of_the_same_images():
     import torch
 
+    from offsupport import diagnose_model
+    from offsupport.data import corrupt
     from offsupport.nn import resnet18
 
     torch.manual_seed(0)
     model, source, x = resnet18(width=8).eval(), torch.rand(40, 3, 32, 32), torch.rand(4, 3, 32, 32)
     with torch.no_grad():
         right = model(x).argmax(1)
-    found = benchmark().cell(model, source, x, x, (right + torch.tensor([0, 1, 0, 1])) % 10)
-    assert found["error"] == 0.5
+    labels = (right + torch.tensor([0, 1, 0, 1])) % 10
+    cells = benchmark().corruption_cells(model, source, (x, labels), "brightness")
+    assert [(each["block"], each["severity"]) for each in cells] == list(itertools.product((8, 16, None), (1, 3, 5)))
+    pixels = (255 * x).round().byte().permute(0, 2, 3, 1).numpy()
+    for found in cells:
+        changed = corrupt(pixels, "brightness", severity=found["severity"], block=found["block"])
+        shifted = torch.from_numpy(changed).permute(0, 3, 1, 2) / 255
+        with torch.no_grad():
+            assert found["error"] == float((model(shifted).argmax(1) != labels).float().mean())
+        alone = diagnose_model(model, source, shifted)
+        assert found["hardness"] == pytest.approx(alone.hardness, rel=1e-4)
+        assert found["regimes"] == Counter(alone.regime)
+    found = cells[0]
     assert sum(found["regimes"].values()) == 4
-    assert sum(found["wrong"].values()) == 2
+    assert sum(found["wrong"].values()) == 4 * found["error"]
     assert set(found["wrong"]) <= set(found["regimes"])
     assert 0 <= found["mean_regime"] <= 3
