@@ -165,3 +165,23 @@ def test_a_patch_is_judged_by_what_is_usual_at_its_position():
 )  # fmt: skip
 def test_regimes(distance, share, kind):
     assert _regime(distance, share, usual_share=0.2) == kind
+
+
+def test_noise_that_colours_do_not_share_is_found_where_grey_noise_of_the_same_size_is_not():
+    """Photographs are rough in places, but their channels go up and down together."""
+    generator = torch.Generator().manual_seed(0)
+
+    def photographs(n):
+        rough = torch.rand(n, 1, 32, 32, generator=generator) * torch.rand(n, 1, 1, 1, generator=generator)
+        return (0.2 + 0.6 * rough).expand(-1, 3, -1, -1).contiguous()
+
+    torch.manual_seed(0)
+    model, source, x = resnet18(width=8).eval(), photographs(200), photographs(10)
+    marked = []
+    for channels in (1, 3):
+        noisy = x.clone()
+        noisy[:, :, 8:24, 8:24] += 0.05 * torch.randn(10, channels, 16, 16, generator=generator)
+        off = offsupport.diagnose_model(model, source, noisy).off_patches.float()
+        marked.append(float(nn.functional.adaptive_avg_pool2d(off, 8)[:, 2:6, 2:6].mean()))
+    assert marked[0] < 0.2
+    assert marked[1] > 0.9

@@ -126,19 +126,25 @@ def _residual(inside: Inside) -> Score:
 
 
 def _with_statistics(score: Tensor, x: Tensor) -> Tensor:
-    """Put beside a score (N, h, w) what networks are made to overlook: mean, deviation and roughness of each patch.
+    """Put beside a score (N, h, w) what networks are made to overlook: four statistics of each patch.
 
-    Roughness is how much pixels differ from the mean of their neighbours; it and the deviation are logarithms.
+    They are its mean, and as logarithms its deviation, its roughness, which is how much pixels differ from the mean of
+    their neighbours, and the roughness of its colours: channels of photographs go up and down together, those of noise
+    do not.
     """
     x = x.float()
     padded = nn.functional.pad(x, (1, 1, 1, 1), mode="replicate")
-    rough = (x - nn.functional.avg_pool2d(padded, 3, stride=1)).abs()
+    detail = x - nn.functional.avg_pool2d(padded, 3, stride=1)
+    colour = detail - detail.mean(1, keepdim=True)
     grid = (score.shape[1], score.shape[2])
-    mean, square, rough = (
-        nn.functional.adaptive_avg_pool2d(values.mean(1), grid).cpu() for values in (x, x.square(), rough)
+    mean, square, rough, motley = (
+        nn.functional.adaptive_avg_pool2d(values.mean(1), grid).cpu()
+        for values in (x, x.square(), detail.abs(), colour.abs())
     )
     deviation = (square - mean.square()).clamp(min=0).sqrt()
-    return torch.stack([score, mean, (deviation + 0.01).log(), (rough + 0.01).log()], 1)
+    # Colours vary less than brightness, so that less is added before the logarithm.
+    logs = ((deviation + 0.01).log(), (rough + 0.01).log(), (motley + 0.003).log())
+    return torch.stack([score, mean, *logs], 1)
 
 
 def _deals(patches: int) -> Iterator[Masking]:
