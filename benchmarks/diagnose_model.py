@@ -47,10 +47,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=150)
     parser.add_argument("--source", type=int, default=400)
     parser.add_argument("--corruptions", default=",".join(STANDARD))
+    parser.add_argument("--picture", type=Path, help="draw the diagnosis of four images with noise in a block, and end")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         model = load_model(given.model, Path(folder))
+    if given.picture is not None:
+        draw(model, given)
+        return
     found = measure(model, given)
     print(json.dumps(found) if given.json else summary(found))
 
@@ -66,6 +70,15 @@ def measure(model: nn.Module, given: argparse.Namespace) -> dict[str, Any]:
             cells += corruption_cells(model, source, (x, y), corruption)
             advance()
     return {"model": given.model, "images": given.images, "source": given.source, **totals(cells), "cells": cells}
+
+
+def draw(model: nn.Module, given: argparse.Namespace) -> None:
+    """Draw what is said of a few images with speckle noise in a block of 16 pixels."""
+    source, _ = sample(load(given.dataset, given.data, split="train"), given.source)
+    x, _ = sample(load(given.dataset, given.data), 4)
+    pixels = (255 * x).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    noisy = torch.from_numpy(corrupt(pixels, "speckle_noise", severity=5, block=16)).permute(0, 3, 1, 2).float() / 255
+    offsupport.diagnose_model(model, source, noisy).plot().savefig(given.picture, dpi=100)
 
 
 def totals(cells: list[dict[str, Any]]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ def draw(found: ModelDiagnosis, images: int) -> Figure:
         top.set_title(f"{found.regime[i]}\ndistance {float(found.distance[i]):.2f}", fontsize=9)
         shown = below.imshow(found.patch_quantile[i].numpy(), vmin=0, vmax=1, cmap="PuOr", interpolation="nearest")
         for row, column in found.off_patches[i].nonzero().tolist():
-            below.plot(column, row, marker="x", color="#111111", markersize=4)
+            # What is off lies at an end of the scale, where its colours are dark.
+            below.plot(column, row, marker="x", color="white", markersize=5, markeredgewidth=1.5)
         below.set_title(f"{float(found.share[i]):.0%} of patches off", fontsize=9)
         for axis in (top, below):
             axis.set_axis_off()
