@@ -1,9 +1,11 @@
-"""Write the tables of docs/extrapolate.md, docs/findings.md and README.md from the results stored under results/.
+"""Write the tables of three pages of docs/ and of README.md from the results stored under results/.
 
     python benchmarks/latent_docs.py [--check]
 
 Each table stands between two comments that name it, ``<!-- table1 dense -->`` and ``<!-- /table1 dense -->``: a folder
 under results/ and a group of columns; with the names of rows where only some are shown, ``<!-- table1 dense: vae -->``.
+Instead of a group, ``claims`` lists the claims, ``numbers`` every number on a line of its own, and ``printed`` puts
+what the paper prints behind what was measured, columns downwards.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "docs" / "extrapolate.md", ROOT / "docs" / "findings.md", ROOT / "README.md")
+PAGES = (*(ROOT / "docs" / name for name in ("extrapolate.md", "mae.md", "findings.md")), ROOT / "README.md")
 MARKED = re.compile(r"(<!-- (\S+) (.+?) -->\n)(.*?)(<!-- /\2 \3 -->)", re.DOTALL)
 GAINS = (("extrapolator", "only-source"), ("extrapolator", "trimmed-nn"))
 
@@ -90,11 +92,49 @@ def _plain(payload: dict[str, Any], group: str) -> list[str]:
     if group == "claims":
         body = [[c["verdict"].replace("-", " "), c["claim"], _evidence(c["evidence"])] for c in payload["claims"]]
         return _markdown(["verdict", "claim", "measured"], body)
+    if group in LAYOUTS:
+        return LAYOUTS[group](payload["rows"])
     rows = [row for row in payload["rows"] if row["column"].startswith(f"{group}, ")]
     columns = list(dict.fromkeys(row["column"] for row in rows))
     cells = {(row["method"], row["column"]): row for row in rows}
     body = [[m, *(_number(cells.get((m, c)), True) for c in columns)] for m in dict.fromkeys(r["method"] for r in rows)]
     return _markdown([f"{group}: {rows[0]['metric']}", *(c.partition(", ")[2] for c in columns)], body)
+
+
+def _numbers(rows: list[dict[str, Any]]) -> list[str]:
+    """Every number with its interval, its deviation over seeds, and what the paper prints."""
+    heads = [f"{rows[0]['metric']}, %", "measured", "95 % interval", "deviation over seeds", "printed", "predictions"]
+    several = len({row["method"] for row in rows}) > 1
+    body = [
+        [
+            f"{row['method']}, {row['column']}" if several else row["column"],
+            f"{row['value']:.1f}",
+            f"{row['low']:.1f} to {row['high']:.1f}",
+            f"{row['deviation']:.1f}",
+            "" if row["paper"] is None else f"{row['paper']:.1f}",
+            f"{row['n']:,}",
+        ]
+        for row in rows
+    ]
+    return _markdown(heads, body)
+
+
+def _printed(rows: list[dict[str, Any]]) -> list[str]:
+    """Columns downwards, methods to the right: measured / printed."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    cells = {(row["column"], row["method"]): row for row in rows}
+    body = [
+        [column.rpartition("/")[2].replace("_", " "), *(_measured_printed(cells[column, method]) for method in methods)]
+        for column in dict.fromkeys(row["column"] for row in rows)
+    ]
+    return _markdown([f"{rows[0]['metric']}, %: measured / printed", *methods], body)
+
+
+def _measured_printed(row: dict[str, Any]) -> str:
+    return f"{row['value']:.1f}" + ("" if row["paper"] is None else f" / {row['paper']:.1f}")
+
+
+LAYOUTS = {"numbers": _numbers, "printed": _printed}
 
 
 def _evidence(found: dict[str, Any]) -> str:

@@ -20,12 +20,29 @@ def writer():
     return module
 
 
-@pytest.mark.parametrize("page", ["docs/extrapolate.md", "docs/findings.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/extrapolate.md", "docs/mae.md", "docs/findings.md", "README.md"])
 def test_the_page_shows_the_stored_results(page):
     text = (ROOT / page).read_text()
     assert writer().write_tables(text) == text
     named = {name for _, name, *_ in writer().MARKED.findall(text)}
     assert named & {folder.name for folder in RESULTS}
+
+
+def test_numbers_stand_beside_what_is_printed():
+    row = {"metric": "accuracy", "low": 48, "high": 53.26, "deviation": 1.04, "n": 1530}
+    rows = [
+        {**row, "method": "ours", "column": "cifar10-c/jpeg_compression", "value": 50.04, "paper": 43.25},
+        {**row, "method": "theirs", "column": "cifar10-c/jpeg_compression", "value": 51.0, "paper": None},
+    ]
+    payload = {"rows": rows, "claims": []}
+    assert writer().lines(payload, "printed") == [
+        "| accuracy, %: measured / printed | ours | theirs |",
+        "| --- | --- | --- |",
+        "| jpeg compression | 50.0 / 43.2 | 51.0 |",
+    ]
+    numbers = writer().lines(payload, "numbers")
+    assert numbers[2] == "| ours, cifar10-c/jpeg_compression | 50.0 | 48.0 to 53.3 | 1.0 | 43.2 | 1,530 |"
+    assert numbers[3] == "| theirs, cifar10-c/jpeg_compression | 51.0 | 48.0 to 53.3 | 1.0 |  | 1,530 |"
 
 
 def test_a_number_that_is_not_the_stored_one_is_replaced(tmp_path):
