@@ -23,11 +23,10 @@ def test_a_blank_image_has_the_same_numbers_wherever_it_stands():
     assert same_bits(torch.cat([adapted(image) for image in x.split(1)]), whole)
 
 
-@pytest.mark.parametrize("options", [{"window": 8}, {"min_batch": 3}])
-def test_episodes_take_no_window_and_no_least_batch(options):
+def test_episodes_take_no_least_batch():
     with pytest.raises(ConfigError, match="an episode of its own"):
-        offsupport.adapt(network(), "mae-ttt", **FAST, **options)
-    offsupport.adapt(network(), "mae-ttt", **FAST, **options, online=True)
+        offsupport.adapt(network(), "mae-ttt", **FAST, min_batch=3)
+    offsupport.adapt(network(), "mae-ttt", **FAST, min_batch=3, online=True)
 
 
 def test_one_crop_is_refused_for_information():

@@ -13,9 +13,7 @@ from offsupport.methods.config import MethodInfo
 from offsupport.methods.guard import plausible_rows
 from offsupport.nn.inspect import device_and_dtype, input_rank
 from offsupport.nn.norm import affine_parameters, norm_layers
-
-ROOM = 0.5
-"""So far outside [0, 1] pixels may lie, as after sharpening or interpolation, before they count as another unit."""
+from offsupport.nn.normalized import ROOM
 
 
 def check_model(model: nn.Module, info: MethodInfo) -> None:

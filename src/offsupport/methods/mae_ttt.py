@@ -180,10 +180,10 @@ class MaeTtt(Adapter):
 
     def _set_up_batches(self) -> None:
         super()._set_up_batches()
-        if not self.config.online and (self.options.window or self.min_batch > 1):
+        if not self.config.online and self.min_batch > 1:
             raise ConfigError(
-                "Each image is an episode of its own, so batches need no least size and no window of past images.",
-                "Leave window and min_batch out, or pass online=True.",
+                "Each image is an episode of its own, so batches need no least size.",
+                "Leave min_batch out, or pass online=True.",
             )
 
     def _require_finite_parameters(self) -> None:

@@ -15,6 +15,10 @@ CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+ROOM = 0.5
+"""So far outside [0, 1] pixels may lie, as after sharpening or interpolation, before they count as another unit."""
+
+
 def require_batch(x: Tensor) -> None:
     """Refuse what is no batch of images (N, C, H, W): broadcasting would take the channels of one image for images."""
     if x.dim() != 4:

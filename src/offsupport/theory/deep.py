@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from offsupport.core.errors import InputError, ModelError
 from offsupport.nn.inspect import capture_input, device_and_dtype, find_head
+from offsupport.nn.normalized import ROOM
 from offsupport.theory.patches import LEVEL, batched, judge_patches, patch_score
 
 if TYPE_CHECKING:
@@ -188,9 +189,7 @@ def _feature_distances(model: nn.Module, reference: Tensor, others: list[Tensor]
 
 
 def _check_model(model: nn.Module) -> None:
-    from offsupport.methods.adapter import Adapter
-
-    if isinstance(model, Adapter):
+    if hasattr(model, "parameters_adapted"):
         raise ModelError("This is an adapter, which would adapt to the source images.", "Pass adapted.model.")
     if not isinstance(model, nn.Module):
         raise ModelError(
@@ -213,8 +212,6 @@ def _check_takes(model: nn.Module, x: Tensor) -> None:
 
 def _check_images(x: Any, what: str, model: nn.Module) -> Tensor:
     """Return images where the model is and in its floating type; refuse what are no finite images in [0, 1]."""
-    from offsupport.methods.checks import ROOM
-
     if not isinstance(x, Tensor):
         raise InputError(f"The {what} are {type(x).__name__}, not a tensor.", "Convert them: torch.as_tensor(x).")
     if x.dim() != 4 or not x.numel():
