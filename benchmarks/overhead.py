@@ -70,9 +70,9 @@ def frozen(net: nn.Module) -> nn.Module:
 
 
 def teacher_and_student(net: nn.Module, x: Tensor) -> None:
-    """Run eight passes of a teacher, one of them back to its input alone, and two of a student, back and forth."""
+    """Run seven passes of a teacher, one of them back to its input alone, and two of a student, back and forth."""
     teacher = frozen(net)
-    for _ in range(7):
+    for _ in range(6):
         forward(teacher, x)
     image = x.clone().requires_grad_()
     torch.autograd.grad(entropy_loss(teacher(image)), image)

@@ -34,7 +34,7 @@ NETWORKS = {
 }
 """Network, classes, side of the images and images per corruption of each data set."""
 BATCHES, BATCH = 2, 16
-CHOOSE_ALL: dict[str, dict[str, Any]] = {"eata": {"margin": 1.0, "redundancy": 1.0}, "sar": {"margin": 1.0}}
+CHOOSE_ALL: dict[str, dict[str, Any]] = {"eata": {"margin": 2.0, "redundancy": 2.0}, "sar": {"margin": 2.0}}
 """Methods that leave out unsure images cost the most when they leave out none."""
 
 

@@ -48,7 +48,7 @@ class Reference:
                 self.opt.zero_grad()
                 (self.options.get("scale", 0.05) * (self.class_loss(z) + self.global_loss(z))).backward()
                 self.opt.step()
-            yield self.running.score(self.net, x, self.options.get("score_stats", "running"))
+            yield self.running.score(self.net, x, self.options.get("score_stats", "batch"))
 
     def moved_on(self, z: Tensor, mean: Tensor, cov: Tensor, seen: float, length: int) -> tuple[Tensor, Tensor]:
         a = 1 / min(seen, max(length, len(z)))
@@ -99,7 +99,7 @@ OPTIONS = {
     "sums": {"class_terms": "sum", "class_prior": 64, "class_length": 64, "lr": 3e-3},
     "diagonal": {"class_cov": "diagonal", "class_min": 4, "lr": 1e-3},
     "short": {"global_length": 50, "class_length": 6, "class_min": 1, "confidence": 0.6, "ridge": 0.1, "lr": 1e-3},
-    "strong": {"scale": 0.5, "bn_momentum": 0.4, "lr": 1e-3, "score_stats": "batch"},
+    "strong": {"scale": 0.5, "bn_momentum": 0.4, "lr": 1e-3, "score_stats": "running"},
 }
 
 

@@ -68,7 +68,7 @@ class Reference:
                 (scales[0] * self.distance("ext", z)).backward(retain_graph=True)
                 (scales[1] * self.distance("ssh", self.net.projection(z))).backward()
                 self.opt.step()
-            yield self.running.score(self.body, x)
+            yield self.running.score(self.body, x, self.options.get("score_stats", "batch"))
 
     def contrast(self, h: Tensor) -> Tensor:
         t, base = self.options.get("temperature", 0.5), self.options.get("base_temperature", 0.07)
@@ -108,7 +108,7 @@ OPTIONS = {
     "queue": {"queue": 64, "chance": "queue", "lr": 1e-5},
     "rows": {"queue": 90, "feature_scale": 0.5, "lr": 1e-5},
     "no_queue": {"queue": 0, "mean_weight": 2.0, "lr": 1e-4},
-    "unscaled": {"base_temperature": None, "temperature": 0.2, "projection_scale": 0.01},
+    "unscaled": {"base_temperature": None, "temperature": 0.2, "projection_scale": 0.01, "score_stats": "running"},
 }
 
 

@@ -14,18 +14,20 @@ RESULTS = sorted(path.parent for path in (ROOT / "results").glob("*/grid.json") 
 
 
 def writer():
-    spec = importlib.util.spec_from_file_location("latent_docs", ROOT / "benchmarks" / "latent_docs.py")
+    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "benchmarks" / "docs_tables.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-@pytest.mark.parametrize("page", ["docs/extrapolate.md", "docs/mae.md", "docs/findings.md", "README.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/extrapolate.md", "docs/mae.md", "docs/findings.md", "docs/scales.md", "README.md"]
+)
 def test_the_page_shows_the_stored_results(page):
     text = (ROOT / page).read_text()
     assert writer().write_tables(text) == text
     named = {name for _, name, *_ in writer().MARKED.findall(text)}
-    assert named & {folder.name for folder in RESULTS}
+    assert named & {"paper_cost", *(folder.name for folder in RESULTS)}
 
 
 def test_numbers_stand_beside_what_is_printed():

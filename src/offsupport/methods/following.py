@@ -29,8 +29,8 @@ class FollowConfig(StepConfig):
     """Update rule, without weight decay."""
     bn_momentum: float = 0.1
     """How far batch-norm statistics move towards those of each forward pass of a step."""
-    score_stats: Literal["running", "batch"] = "running"
-    """Whether a prediction uses the statistics followed so far, as published, or those of its batch."""
+    score_stats: Literal["batch", "running"] = "batch"
+    """Batch-norm statistics of the returned prediction: of the batch itself, or those followed so far, as published."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

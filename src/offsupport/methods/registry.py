@@ -8,6 +8,7 @@ from typing import TypeVar
 from offsupport.core.registry import Registry
 from offsupport.methods.adapter import Adapter
 from offsupport.methods.config import MethodConfig, MethodInfo, StepConfig
+from offsupport.methods.tuned import with_narrow
 
 A = TypeVar("A", bound=type[Adapter])
 
@@ -45,6 +46,7 @@ def register(info: MethodInfo, config: type[MethodConfig]) -> Callable[[A], A]:
     def store(cls: A) -> A:
         cls.info = info
         cls.config_class = config
+        cls.presets = with_narrow(info.name, cls.presets)
         METHODS.register(info.name)(cls)
         return cls
 

@@ -21,6 +21,7 @@ from offsupport.methods.adapter import Adapter
 from offsupport.methods.config import StepConfig
 from offsupport.methods.constraint import PRESETS, TEACHER_PRESETS, constrained_config
 from offsupport.methods.registry import SPARSE
+from offsupport.methods.tuned import with_narrow
 from offsupport.nn.inspect import find_projection
 from offsupport.nn.lora import add_updates, describe_updates, merge, updated_layers
 
@@ -150,7 +151,9 @@ def constrained(method: type[Adapter]) -> type[Adapter]:
         "__module__": __name__,
         "method": method,
         "config_class": constrained_config(config_class, teacher),
-        "presets": {name: preset | ours.get(name, {}) for name, preset in method.presets.items()},
+        "presets": with_narrow(
+            info.name + SPARSE, {name: preset | ours.get(name, {}) for name, preset in method.presets.items()}
+        ),
         "info": dataclasses.replace(
             info,
             name=info.name + SPARSE,

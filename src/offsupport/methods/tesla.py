@@ -65,6 +65,31 @@ class TeslaConfig(StepConfig):
         require("policy_lr", 0 <= self.policy_lr <= 10, "in [0, 10]")
 
 
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """One pass of the teacher, kept for the second time it is needed.
+
+    Args:
+        x: The images.
+        logits: What the teacher said.
+        features: Their penultimate features.
+        means: The mean inputs of norm layers, per image.
+        before: The teacher's batch-norm statistics before the pass.
+        after: And after it.
+    """
+
+    x: Tensor
+    logits: Tensor
+    features: Tensor
+    means: list[Tensor]
+    before: Tensor
+    after: Tensor
+
+    def pass_again(self, statistics: Tensor, momentum: float) -> None:
+        """Move ``statistics`` as another pass would: it adds the same to what ``1 - momentum`` leaves of them."""
+        statistics.copy_(self.after + (1 - momentum) * (statistics - self.before))
+
+
 @register(
     MethodInfo(
         name="tesla",
@@ -123,9 +148,10 @@ class Tesla(PixelAdapter):
         views = [x, *weak_views(x, self.config.views, self.generator)]
         x_b = views[int(torch.randint(len(views), (), generator=self.generator))]
         with self.policy.using("ema"):
-            self._harden(x_b, teacher)
+            seen = self._look(x_b, teacher)
+            self._harden(x_b, teacher, seen.means)
             x_a = self._adversarial(x_b)
-            log_q = self._ask(views, teacher)
+            log_q = self._ask(views, teacher, seen)
         gradients = self.gradients(self.agreement(x_b, log_q))
         on_hard = self.gradients(self.config.lambda_kl * distillation_loss(self.network(x_a), log_q))
         self.apply_gradients([a + b for a, b in zip(gradients, on_hard, strict=True)])
@@ -152,11 +178,17 @@ class Tesla(PixelAdapter):
         """Return the loss of the student on ``x_b`` given the teacher's prediction."""
         return self_training_loss(self.network(x_b), log_q)
 
-    def _harden(self, x: Tensor, teacher: Teacher) -> None:
+    @torch.no_grad()
+    def _look(self, x: Tensor, teacher: Teacher) -> Seen:
+        """Run the teacher on the view that both the policy and the mean prediction need."""
+        before = teacher.statistics.clone()
+        with capture_means(self.model) as means, capture_input(self.head()[1]) as features:
+            logits = self.network(x, teacher.parameters)
+        return Seen(x, logits, features[0], means, before, teacher.statistics.clone())
+
+    def _harden(self, x: Tensor, teacher: Teacher, clean: list[Tensor]) -> None:
         """Take one step of the policy towards what the teacher is unsure of without its layers seeing other inputs."""
         logits = self.memory["policy"].clone().requires_grad_()
-        with torch.no_grad(), capture_means(self.model) as clean:
-            self.network(x, teacher.parameters)
         selection = logits[:, 0] if self.config.sampling == "learned" else None
         draw = self.augmentation.draw(len(x), self.generator, selection)
         rows = draw.rows.to(x.device)
@@ -184,13 +216,18 @@ class Tesla(PixelAdapter):
         return self.augmentation.apply(x, draw, logits[draw.rows.to(x.device), 1:].sigmoid())
 
     @torch.no_grad()
-    def _ask(self, views: list[Tensor], teacher: Teacher) -> Tensor:
+    def _ask(self, views: list[Tensor], teacher: Teacher, seen: Seen) -> Tensor:
         """Return log of the teacher's mean prediction over the views, the original last; a queue refines it."""
+        logits = []
         with capture_input(self.head()[1]) as features:
-            log_q = mean_prediction([self.network(view, teacher.parameters) for view in reversed(views)])
+            for view in reversed(views):
+                if view is seen.x:
+                    seen.pass_again(teacher.statistics, self.config.bn_momentum)
+                logits.append(seen.logits if view is seen.x else self.network(view, teacher.parameters))
+        log_q = mean_prediction(logits)
         if not self.config.queue:
             return log_q
-        z = torch.stack(features).mean(0).flatten(1)
+        z = torch.stack([seen.features, *features]).mean(0).flatten(1)
         queue = {name: self.memory[f"queue/{name}"] for name in ("features", "log_q", "count")}
         if not queue["features"].numel():
             queue = refine.empty_queue(z, log_q, self.config.queue)

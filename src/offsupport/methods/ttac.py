@@ -69,7 +69,7 @@ class TtacConfig(FollowConfig):
         summary="Aligns the Gaussians of the features, of each class and of all, with those of the source.",
         paper="Su et al. 2022",
         adapts="every layer but the classifier",
-        scored="after the step, by running statistics or those of the batch",
+        scored="after the step, by the statistics of the batch or running ones",
         norm="none",
         source="required",
         single="no step (moments need a batch); batch norm: running statistics blended with the sample's",

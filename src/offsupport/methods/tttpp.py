@@ -57,7 +57,7 @@ class TttppConfig(FollowConfig):
         summary="Tells views of the batch apart while the moments of its features are held to those of the source.",
         paper="Liu et al. 2021",
         adapts="every layer but the classifier and the projection head",
-        scored="after the step, by running statistics or those of the batch",
+        scored="after the step, by the statistics of the batch or running ones",
         norm="none",
         source="required",
         single="no step (contrast needs a batch); batch norm: running statistics blended with the sample's",

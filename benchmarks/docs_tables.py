@@ -1,11 +1,11 @@
-"""Write the tables of three pages of docs/ and of README.md from the results stored under results/.
+"""Write the tables of the pages of docs/ and of README.md from the results stored under results/.
 
-    python benchmarks/latent_docs.py [--check]
+    python benchmarks/docs_tables.py [--check]
 
 Each table stands between two comments that name it, ``<!-- table1 dense -->`` and ``<!-- /table1 dense -->``: a folder
 under results/ and a group of columns; with the names of rows where only some are shown, ``<!-- table1 dense: vae -->``.
 Instead of a group, ``claims`` lists the claims, ``numbers`` every number on a line of its own, and ``printed`` puts
-what the paper prints behind what was measured, columns downwards.
+what the paper prints behind what was measured, columns downwards. ``<!-- paper_cost hours -->`` has GPU hours.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = (*(ROOT / "docs" / name for name in ("extrapolate.md", "mae.md", "findings.md")), ROOT / "README.md")
+PAGES = (
+    *(ROOT / "docs" / name for name in ("extrapolate.md", "mae.md", "findings.md", "scales.md")),
+    ROOT / "README.md",
+)
 MARKED = re.compile(r"(<!-- (\S+) (.+?) -->\n)(.*?)(<!-- /\2 \3 -->)", re.DOTALL)
 GAINS = (("extrapolator", "only-source"), ("extrapolator", "trimmed-nn"))
 
@@ -29,9 +32,12 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
 
     def table(found: re.Match[str]) -> str:
         before, name, what, _, after = found.groups()
+        group, _, methods = what.partition(": ")
+        if group == "hours":
+            payload = json.loads((results / f"{name}.json").read_text())
+            return before + "".join(f"{line}\n" for line in _hours(payload)) + after
         if not (results / name / f"{name}.json").is_file():
             return found.group()  # a table of something else
-        group, _, methods = what.partition(": ")
         payload = stored(results / name)
         if methods:
             shown = methods.split(", ")
@@ -132,6 +138,18 @@ def _printed(rows: list[dict[str, Any]]) -> list[str]:
 
 def _measured_printed(row: dict[str, Any]) -> str:
     return f"{row['value']:.1f}" + ("" if row["paper"] is None else f" / {row['paper']:.1f}")
+
+
+def _hours(payload: dict[str, Any]) -> list[str]:
+    """Operations over those of one prediction, and GPU hours, by method and data set."""
+    lines, totals = payload["lines"], payload["hours"]
+    hours = {(line["method"], line["dataset"]): line["gpu_hours"] for line in lines}
+    body = [
+        [method, f"{ratio:.1f}", *(f"{hours[method, d]:.2f}" if (method, d) in hours else "" for d in totals)]
+        for method, ratio in {line["method"]: line["ratio"] for line in lines}.items()
+    ]
+    whole = [f"all: {payload['all']:.1f}", "", *(f"{total:.1f}" for total in totals.values())]
+    return _markdown(["GPU hours", "passes", *totals], [*body, whole])
 
 
 LAYOUTS = {"numbers": _numbers, "printed": _printed}
