@@ -5,7 +5,8 @@
 Each table stands between two comments that name it, ``<!-- table1 dense -->`` and ``<!-- /table1 dense -->``: a folder
 under results/ and a group of columns; with the names of rows where only some are shown, ``<!-- table1 dense: vae -->``.
 Instead of a group, ``claims`` lists the claims, ``numbers`` every number on a line of its own, and ``printed`` puts
-what the paper prints behind what was measured, columns downwards. ``<!-- paper_cost hours -->`` has GPU hours.
+what the paper prints behind what was measured, columns downwards; ``averages`` has the columns ``.../avg`` with passes
+and seconds from the cells and memory from results/memory.json. ``<!-- paper_cost hours -->`` has GPU hours.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -17,6 +18,9 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from offsupport.bench.results import parts_of
+from offsupport.bench.store import Record, Store
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
@@ -39,6 +43,8 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
         if not (results / name / f"{name}.json").is_file():
             return found.group()  # a table of something else
         payload = stored(results / name)
+        if group == "averages":
+            return before + "".join(f"{line}\n" for line in _averages(payload["rows"], results, name)) + after
         if methods:
             shown = methods.split(", ")
             payload = {"rows": [row for row in payload["rows"] if row["method"] in shown], "claims": []}
@@ -138,6 +144,35 @@ def _printed(rows: list[dict[str, Any]]) -> list[str]:
 
 def _measured_printed(row: dict[str, Any]) -> str:
     return f"{row['value']:.1f}" + ("" if row["paper"] is None else f" / {row['paper']:.1f}")
+
+
+def _averages(rows: list[dict[str, Any]], results: Path, name: str) -> list[str]:
+    """Average errors with intervals, and what a method costs."""
+    store = Store(results / name)
+    read = [store.read(cell.key) for cell in store.grid()]
+    found = parts_of(record for record in read if isinstance(record, Record))
+    memory = {line["method"]: line["megabytes"] for line in json.loads((results / "memory.json").read_text())}
+    body = []
+    for row in (row for row in rows if row["column"].endswith("/avg")):
+        cells = [part.record for part in found if part.method == row["method"]]
+        images = sum(cell.deterministic["n"] for cell in cells)
+        batches = sum(len(cell.deterministic["trace"]) for cell in cells)
+        passes = [sum(cell.deterministic["passes"][way] for cell in cells) / batches for way in ("forward", "backward")]
+        plain = row["method"].partition(" ")[0]
+        body.append(
+            [
+                f"`{row['method']}`",
+                f"{row['value']:.2f}",
+                f"{row['low']:.2f} to {row['high']:.2f}",
+                "" if row["paper"] is None else f"{row['paper']:.1f}",
+                str(len({cell.cell.config["seed"] for cell in cells})),
+                f"{passes[0]:.1f} + {passes[1]:.1f}",
+                f"{1000 * sum(cell.timing['seconds'] for cell in cells) / images:.1f}",
+                f"{memory[plain]:.0f}" if plain in memory else "",
+            ]
+        )
+    heads = ["method", "error, %", "95 % interval", "printed", "seeds", "passes per batch", "ms per image", "MB"]
+    return _markdown(heads, body)
 
 
 def _hours(payload: dict[str, Any]) -> list[str]:

@@ -17,10 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from overhead import CASES, make, spread
+from overhead import CASES, make, network
 from torch import Tensor
-
-from offsupport.nn import resnet18
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
@@ -45,7 +43,7 @@ def measure(width: int, batch: int) -> list[dict[str, Any]]:
     """Return one row per method."""
     torch.manual_seed(0)
     data = [torch.rand(batch, 3, 32, 32) for _ in range(2)]
-    model = spread(resnet18(width=width).eval(), data[0])
+    model = network(width, data[0])
     rows = []
     for case in CASES:
         batches: list[Tensor] = [x[: case.images] for x in data]

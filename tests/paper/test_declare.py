@@ -7,9 +7,8 @@ from record_maker import make_record
 
 from offsupport.bench.stats import Estimate
 from offsupport.core.errors import ConfigError
-from offsupport.data import EXTRA, STANDARD
 from offsupport.functional import wilson
-from offsupport.paper import TABLES, Options, Row, ablation, cells_of, payload, tuning
+from offsupport.paper import TABLES, Options, ablation, cells_of, payload
 from offsupport.paper.declare import below
 from offsupport.paper.errors import below_claims, error_rows
 
@@ -140,30 +139,6 @@ def test_payload_has_exactly_the_promised_fields():
 def test_a_table_can_be_declared_with_any_kind_of_cell():
     other = dataclasses.replace(TABLE2, name="other", grid=lambda scale, options: [], rows=lambda records: [])
     assert payload(other, "smoke", [])["rows"] == []
-
-
-def test_tuning_gives_every_method_the_same_budget_and_no_reported_corruption():
-    assert {len(tuning.candidates(method)) for method in tuning.METHODS} == {4}
-    assert all(tuning.candidates(method)[1]["lr"] > 0 for method in tuning.METHODS)
-    cells = cells_of(TABLES["tuning"], "smoke", Options(methods=("tent", "tesla+sc")))
-    assert len(cells) == len(set(cells)) == 2 * 4 * 4
-    assert {cell.config["corruption"] for cell in cells} == set(EXTRA)
-    assert not set(EXTRA) & set(STANDARD)
-    with pytest.raises(ConfigError, match="no method 'bn'"):
-        cells_of(TABLES["tuning"], "smoke", Options(methods=("bn",)))
-
-
-def test_the_candidate_with_the_lowest_average_is_chosen():
-    def row(method, column, value):
-        return Row(method=method, column=column, metric="error", unit="percent", value=value, low=0, high=1, n=1)
-
-    found = [
-        row("tent (lr=0.1)", "cifar10-c/avg", 30.0),
-        row("tent (lr=0.2)", "cifar10-c/avg", 20.0),
-        row("tent (lr=0.1)", "cifar10-c/spatter", 1.0),
-        row("tesla+sc (penalty=prox)", "cifar10-c/avg", 25.0),
-    ]
-    assert tuning.chosen(found) == {"tent": "tent (lr=0.2)", "tesla+sc": "tesla+sc (penalty=prox)"}
 
 
 def test_ablation_claims_name_its_rows():

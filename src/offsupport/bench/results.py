@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,12 @@ from offsupport.functional import wilson
 
 _COLUMNS = {"method", "hyper", "dataset", "corruption", "severity", "seed", "shard"}
 """Settings that a row or column of a table tells by itself, and the seed, over which it averages."""
+
+
+def row_name(method: str, settings: Mapping[str, Any]) -> str:
+    """Return what the row of a method with these settings is called."""
+    words = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
+    return f"{method} ({words})" if words else method
 
 
 @dataclass(frozen=True)
@@ -33,9 +40,7 @@ class Part:
     def method(self) -> str:
         """The method, with the hyper-parameters that were set for it and the settings that tell it from others."""
         config = self.record.cell.config
-        set_up = {**config["hyper"], **{name: config[name] for name in self.differing}}
-        words = ", ".join(f"{name}={value}" for name, value in sorted(set_up.items()))
-        return f"{config['method']} ({words})" if words else str(config["method"])
+        return row_name(config["method"], {**config["hyper"], **{name: config[name] for name in self.differing}})
 
     @property
     def dataset(self) -> str:

@@ -39,7 +39,8 @@ def adapt(
     Args:
         model: Any ``nn.Module`` from images in [0, 1] to logits (N, K) or dense logits (N, K, H, W). It is not touched.
         method: One of :func:`list_methods`; ``+sc`` behind one that takes steps adds the sparsity constraint.
-        preset: ``cifar10``, ``cifar100`` or ``imagenet``: the published hyper-parameters for such data.
+        preset: ``cifar10``, ``cifar100`` or ``imagenet``: the published hyper-parameters for such data;
+            ``cifar10-small``: those we chose for narrow networks on CIFAR-10.
         source: Source statistics, for the methods that use them; see :func:`source_stats`.
         logits: Where the logits are in what the model returns, if it returns an object.
         head: Name of the classifier layer; by default the last ``nn.Linear``. With ``+sc``, True or False stands for

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 PUBLISHED, NARROW = "cifar10", "cifar10-small"
-CHOSEN: dict[str, dict[str, Any]] = {}
+CHOSEN: dict[str, dict[str, Any]] = {
+    "tent": {"lr": 3e-3},
+    "shot": {"lr": 1e-2},
+    "eata": {"lr": 3e-3},
+    "sar": {"lr": 0.1},
+    "tttpp": {"lr": 3.3e-3},
+    "tesla": {"lr": 3e-3},
+    "tesla-s": {"lr": 3e-3},
+}
 """What the preset for narrow networks changes in the published one, by method."""
 
 

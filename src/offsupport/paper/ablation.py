@@ -6,6 +6,7 @@ from typing import Any
 
 from offsupport.bench.adapt_cell import AdaptConfig
 from offsupport.bench.cell import Cell
+from offsupport.bench.results import row_name
 from offsupport.core.errors import ConfigError, nearest
 from offsupport.paper.declare import TABLES, Options, Table
 from offsupport.paper.errors import below_claims, error_rows
@@ -22,11 +23,6 @@ PARTS: tuple[dict[str, Any], ...] = (
     {"penalty": "prox", "freeze_base": True},
 )
 """Low rank alone; with gates; with the published penalty; with the proximal step; and the updates alone."""
-
-
-def name(base: str, part: dict[str, Any]) -> str:
-    """Return what the row of a part is called."""
-    return f"{base}+sc ({', '.join(f'{key}={value}' for key, value in sorted(part.items()))})"
 
 
 def grid(scale: str, options: Options) -> list[Cell]:
@@ -48,7 +44,7 @@ def grid(scale: str, options: Options) -> list[Cell]:
     ]
 
 
-CLAIMS = [(name(base, part), base) for base in BASES for part in PARTS]
+CLAIMS = [(row_name(f"{base}+sc", part), base) for base in BASES for part in PARTS]
 
 TABLES.register("ablation")(
     Table(
