@@ -119,3 +119,14 @@ def test_one_image_that_goes_wrong_spares_the_others():
     assert adapted.events["bad_param"] == 1
     assert torch.equal(out[[0, 2, 3]], expected[[0, 2, 3]])
     torch.testing.assert_close(out[1], net(x[1:2])[0].detach())
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_blank_image_has_the_same_numbers_wherever_it_stands(norm):
+    net, (x,) = network(norm), images([3])
+    x[1] = 0.25
+    adapted = offsupport.adapt(net, "memo", collapse="off", lr=0.1)
+    in_company = adapted(x)[1]
+    assert adapted.events["empty_selection"] == 1
+    assert adapted.passes["backward"] == 2
+    assert torch.equal(in_company, adapted(x[1:2])[0])

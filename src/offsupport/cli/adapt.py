@@ -27,7 +27,9 @@ def adapt(
     hyper: list[str] = typer.Option(
         [], help="Hyper-parameter as name=value; may be repeated. Also window, collapse, head."
     ),
-    preset: str | None = typer.Option(None, help="Hyper-parameters: cifar10, cifar100, imagenet (published), cifar10-small."),
+    preset: str | None = typer.Option(
+        None, help="Hyper-parameters: cifar10, cifar100, imagenet (published), cifar10-small."
+    ),
     source: Path | None = typer.Option(None, help="Folder of images the model was trained on."),
     size: int | None = typer.Option(None, min=1, help="Shorter side to this length, then the centred square."),
     network: str | None = typer.Option(None, help="For a file that does not say it: the architecture (resnet50)."),

@@ -34,7 +34,9 @@ def run(
     limit: int | None = typer.Option(None, min=1, help="Only so many images, drawn at random."),
     block: int | None = typer.Option(None, min=1, help="Corrupt only a square of this side."),
     order: str = typer.Option("iid", help="Order of the stream: iid, sorted or dirichlet."),
-    preset: str | None = typer.Option(None, help="Hyper-parameters: cifar10, cifar100, imagenet (published), cifar10-small."),
+    preset: str | None = typer.Option(
+        None, help="Hyper-parameters: cifar10, cifar100, imagenet (published), cifar10-small."
+    ),
     batch_size: int = typer.Option(128, min=1, help="Images per batch."),
     source_images: int = typer.Option(2000, min=0, help="Training images for methods that use source statistics."),
     threads: int = typer.Option(1, min=1, help="Threads per cell; part of what a result depends on."),

@@ -89,8 +89,10 @@ class Memo(PixelAdapter):
         for start in range(0, len(x), group):
             images = x[start : start + group]
             for image, copies in zip(images[:, None], self._copies(images), strict=True):
+                blank = guard.blank(image)
+                events["empty_selection"] |= blank
                 try:
-                    for each in copies:
+                    for each in copies[: 0 if blank else None]:
                         self.descend(self._loss(each))
                 except guard.StepRejected as rejected:
                     events[rejected.event] = True
