@@ -26,6 +26,7 @@ from offsupport.nn import WithProjection, build_network
 from offsupport.nn.projected import projection_head
 from offsupport.paper.published import SETTINGS
 from offsupport.paper.table2 import METHODS, SEEDS
+from offsupport.paper.tuning import SCORED_AFTER
 
 NETWORKS = {
     "cifar10-c": ("resnet50", 10, 32, 10_000),
@@ -80,7 +81,8 @@ def estimate(network: str, tflops: float) -> list[dict[str, Any]]:
         name, classes, side, images = NETWORKS[dataset]
         plain = plain_gigaflops(name, classes, side)
         for method in (m for m in METHODS if m != "tttpp" or dataset != "imagenet-c"):
-            count = images * len(STANDARD) * SEEDS.get(method, 1)
+            also_running = method.removesuffix("+sc") in SCORED_AFTER
+            count = images * len(STANDARD) * (SEEDS.get(method, 1) + also_running)
             line = {"dataset": dataset, "method": method, "ratio": found[method], "plain_gigaflops": plain}
             seconds = count * plain * found[method] / (1000 * tflops)
             lines.append({**line, "images": count, "gpu_hours": seconds / 3600})

@@ -8,7 +8,7 @@ import pytest
 from offsupport.core.errors import ConfigError
 from offsupport.data import EXTRA, STANDARD
 from offsupport.methods.registry import METHODS
-from offsupport.methods.tuned import CHOSEN, NARROW, PUBLISHED
+from offsupport.methods.tuned import CHOSEN, NARROW, PUBLISHED, with_narrow
 from offsupport.paper import TABLES, Options, cells_of, tuning
 from offsupport.paper.declare import Row
 
@@ -20,7 +20,7 @@ def average(method, value):
     return Row(method=method, column="cifar10-c/avg", value=value, **values)
 
 
-@pytest.mark.parametrize("table", ["tuning", "tuning-prox"])
+@pytest.mark.parametrize("table", ["tuning", "tuning-prox", "tuning-policy"])
 def test_nothing_that_is_reported_takes_part(table):
     cells = cells_of(TABLES[table], "small", Options())
     assert {cell.config["corruption"] for cell in cells} == set(EXTRA)
@@ -54,6 +54,8 @@ def test_the_narrow_preset_is_what_was_chosen():
 
 
 def test_a_method_without_a_choice_keeps_what_is_published():
-    for method in ("bn", "memo", "tent+sc"):
+    for method in ("bn", "memo", "tesla+sc"):
         presets = METHODS[method].presets
         assert presets[NARROW] == presets[PUBLISHED]
+    assert METHODS["tent+sc"].presets[NARROW] == METHODS["tent+sc"].presets[PUBLISHED] | CHOSEN["tent"]
+    assert with_narrow("mine", {}) == {}

@@ -1,7 +1,8 @@
 """Hyper-parameters for narrow networks on CIFAR-10, where those published for wide ones are not the best.
 
 They were chosen by ``offsupport reproduce tuning --scale small``: on the zoo's ResNet-18 of width 16 and the four extra
-corruptions, four candidates for each method. A method that is not here keeps its published ones.
+corruptions, four candidates for each method. A method that is not here keeps its published ones, and under the sparsity
+constraint those of the method it constrains.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "tttpp": {"lr": 3.3e-3},
     "tesla": {"lr": 3e-3},
     "tesla-s": {"lr": 3e-3},
+    "tesla+sc": {},
+    "tesla-s+sc": {},
 }
 """What the preset for narrow networks changes in the published one, by method."""
 
 
-def with_narrow(method: str, presets: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the presets of a method with the one for narrow networks."""
-    return {**presets, NARROW: presets.get(PUBLISHED, {}) | CHOSEN.get(method, {})}
+def with_narrow(name: str, presets: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the presets of a method with the one for narrow networks, where there is one for CIFAR-10."""
+    if PUBLISHED not in presets:
+        return dict(presets)
+    plain = name.partition("+sc")[0]
+    return {**presets, NARROW: presets[PUBLISHED] | CHOSEN.get(name, CHOSEN.get(plain, {}))}

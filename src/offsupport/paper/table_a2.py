@@ -28,6 +28,7 @@ REMARKS = {
     ("teacher_decay", "imagenet"): "not printed: the decay of the low-rank part in the paper's code",
 }
 """Of the constrained methods, by hyper-parameter and preset."""
+SCORED = "published: running; the statistics of the batch were better on the extra corruptions"
 
 
 def hyper_parameters() -> list[dict[str, Any]]:
@@ -54,6 +55,8 @@ def _resolved(method: str, preset: str) -> dict[str, Any]:
 def _line(method: str, preset: str, name: str, value: Any) -> dict[str, Any]:
     printed = PRINTED.get((method, preset, name))
     remark = REMARKS.get((name, preset)) if method in CONSTRAINED else None
+    if name == "score_stats":
+        remark = SCORED
     if printed is not None and value != printed:
         remark = f"differs from the printed {printed:g}"
     return {"method": method, "preset": preset, "name": name, "value": value, "paper": printed, "remark": remark}
