@@ -6,7 +6,8 @@ Each table stands between two comments that name it, ``<!-- table1 dense -->`` a
 under results/ and a group of columns; with the names of rows where only some are shown, ``<!-- table1 dense: vae -->``.
 Instead of a group, ``claims`` lists the claims, ``numbers`` every number on a line of its own, and ``printed`` puts
 what the paper prints behind what was measured, columns downwards; ``averages`` has the columns ``.../avg`` with passes
-and seconds from the cells and memory from results/memory.json. ``<!-- paper_cost hours -->`` has GPU hours.
+and seconds from the cells and memory from results/memory.json; ``candidates`` has what was tried for each method.
+``<!-- paper_cost hours -->`` has GPU hours.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -187,7 +188,23 @@ def _hours(payload: dict[str, Any]) -> list[str]:
     return _markdown(["GPU hours", "passes", *totals], [*body, whole])
 
 
-LAYOUTS = {"numbers": _numbers, "printed": _printed}
+def _candidates(rows: list[dict[str, Any]]) -> list[str]:
+    """A line per method: the average error of each of its candidates, the lowest in bold."""
+    tried: dict[str, dict[str, float]] = {}
+    for row in (row for row in rows if row["column"].endswith("/avg")):
+        method, _, settings = row["method"].partition(" ")
+        tried.setdefault(method, {})[settings.strip("()") or "as it is"] = row["value"]
+    body = []
+    for method, found in tried.items():
+        best = min(found, key=found.__getitem__)
+        words = [f"{settings}: {value:.2f}" for settings, value in found.items()]
+        chosen = list(found).index(best)
+        words[chosen] = f"**{words[chosen]}**"
+        body.append([f"`{method}`", " · ".join(words)])
+    return _markdown(["method", f"average {rows[0]['metric']} of the candidates, %"], body)
+
+
+LAYOUTS = {"numbers": _numbers, "printed": _printed, "candidates": _candidates}
 
 
 def _evidence(found: dict[str, Any]) -> str:
