@@ -17,11 +17,15 @@ class SquareConfig:
     x: int
     threads: int = 1
     behaviour: str = "fine"
+    device: str = "cpu"
 
 
 def run_square(config: SquareConfig, place: Place) -> Outcome:
     with (Path(place.folder) / "computed.log").open("a") as log:
         log.write(f"{config.x}\n")
+    if config.device == "cuda":
+        with (Path(place.folder) / "devices.log").open("a") as log:
+            log.write(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
     _behave(config.behaviour, place)
     return Outcome({"square": config.x**2}, {"data_sha256": "0"}, {"seconds": time.time()})
 
@@ -37,8 +41,8 @@ def _behave(behaviour: str, place: Place) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "slow":
         time.sleep(30)
-    if behaviour == "disk full" and (Path(place.folder) / "full").exists():
-        _fill_disk((Path(place.folder) / "full").read_text())
+    if behaviour == "bad disk" and (Path(place.folder) / "bad").exists():
+        _break_disk(*(Path(place.folder) / "bad").read_text().split())
     if behaviour == "two seconds":
         (Path(place.folder) / f"begun-{os.getpid()}-{os.environ.get('RAY_RAYLET_PID')}").touch()
         time.sleep(2)
@@ -46,8 +50,8 @@ def _behave(behaviour: str, place: Place) -> None:
         time.sleep(0.15)
 
 
-def _fill_disk(moment: str) -> None:
-    """From the third result on, a call of this worker that a write needs fails as it does on a full disk."""
+def _break_disk(moment: str, error: str) -> None:
+    """From the third result on, a call of this worker that a write needs fails as on a full or dying disk."""
     global results_begun
     results_begun += 1
     if results_begun == 3:
@@ -57,7 +61,8 @@ def _fill_disk(moment: str) -> None:
         def refuse(path: object, *rest: object, **more: object) -> object:
             of_result = name == "fsync" or str(path).endswith(".tmp")
             if of_result:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                code = getattr(errno, error)
+                raise OSError(code, os.strerror(code))
             return real(path, *rest, **more)
 
         setattr(os, name, refuse)
@@ -69,3 +74,13 @@ square = Kind(SquareConfig, run_square)
 
 def square_cell(x: int, behaviour: str = "fine") -> Cell:
     return Cell("bench_kinds:square", {"x": x, "threads": 1, "behaviour": behaviour})
+
+
+def gpu_cell(x: int, behaviour: str = "fine") -> Cell:
+    """A cell that asks for a GPU, notes the one it was given, and does without."""
+    return Cell("bench_kinds:square", {**square_cell(x, behaviour).config, "device": "cuda"})
+
+
+def devices_given(folder: Path) -> dict[str, str]:
+    """The GPU of every process that computed such a cell."""
+    return dict(line.split() for line in (folder / "devices.log").read_text().splitlines())

@@ -1,5 +1,6 @@
 """Runs that are killed, starved and damaged: what they end with is what an undisturbed run ends with."""
 
+import errno
 import json
 import os
 import random
@@ -149,23 +150,24 @@ def test_the_second_interrupt_stops_at_once(tmp_path):
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=10)
 
 
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize("moment", ["os.open", "os.fsync", "os.replace"])
-def test_a_full_disk_fails_its_cells_and_the_next_run_makes_up_for_it(tmp_path, moment):
+def test_a_bad_disk_fails_its_cells_and_the_next_run_makes_up_for_it(tmp_path, moment, error):
     """The kind makes the call fail in its worker, from its third cell on, as long as the flag is there."""
     out = tmp_path / "run"
     out.mkdir()
-    (out / "full").write_text(moment)
-    code, said = ended(start(out, "disk full", workers=1, count=6))
+    (out / "bad").write_text(f"{moment} {error}")
+    code, said = ended(start(out, "bad disk", workers=1, count=6))
     assert code == 4
-    assert "No space left on device" in said
+    assert os.strerror(getattr(errno, error)) in said
     assert "Traceback" not in said
     kept = results(out)
     assert len(kept) == 2
-    (out / "full").unlink()
-    assert ended(start(out, "disk full", workers=1, count=6))[0] == 0
+    (out / "bad").unlink()
+    assert ended(start(out, "bad disk", workers=1, count=6))[0] == 0
     after = results(out)
     assert kept.items() <= after.items()
-    assert after == undisturbed(tmp_path / "whole", "disk full", 6)
+    assert after == undisturbed(tmp_path / "whole", "bad disk", 6)
     assert not list(out.rglob("*.tmp"))
 
 

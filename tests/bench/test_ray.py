@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from bench_kinds import square_cell
+from bench_kinds import devices_given, gpu_cell, square_cell
 
 from offsupport.bench import AdaptConfig, Cell, Place, Store, run_cells
 from offsupport.bench.ray_cluster import RayCluster
@@ -138,6 +138,19 @@ def test_a_lost_node_costs_only_the_cells_it_was_computing(cluster, folders):
     again = [line for line in lines if "trying again" in line]
     assert len(computed(there)) == 8 + len(again)
     assert len(again) == 1
+
+
+def test_a_cell_that_needs_a_gpu_has_one_to_itself(cluster, folders):
+    """The GPUs are only claimed to be there: what is tested is who is told to use which."""
+    _, there = folders
+    cells = [gpu_cell(x, "brief") for x in range(3)]
+    refused = run_cells(cells, Place(there), executor=RayCluster(cluster.address)).failed
+    assert set(refused.values()) == {"it needs a GPU, and no node with CPUs enough has one"}
+    cluster.add_node(num_cpus=2, num_gpus=2)
+    assert run_cells(cells, Place(there), executor=RayCluster(cluster.address)).complete
+    given = devices_given(there)
+    assert len(given) == 3  # a process computes one cell and ends: torch would keep to its first GPU
+    assert set(given.values()) <= {"0", "1"}
 
 
 def test_a_cluster_that_is_not_there_is_said_before_anything_runs(tmp_path):

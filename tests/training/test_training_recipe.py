@@ -1,11 +1,15 @@
+import dataclasses
+
 import pytest
+import torch
 from training_recipes import TINY, tiny, written
 
 from offsupport.core.errors import ConfigError, FileError
+from offsupport.nn.architectures import NORMALIZATIONS
 from offsupport.training import list_recipes, read_recipe
 from offsupport.training.objectives import OBJECTIVES
 from offsupport.training.recipe import make_recipe
-from offsupport.training.run import fresh_objective
+from offsupport.training.run import fresh_network, fresh_objective
 
 
 def test_every_recipe_of_the_package_can_begin():
@@ -14,7 +18,7 @@ def test_every_recipe_of_the_package_can_begin():
         assert about
         assert recipe.objective in OBJECTIVES
         if recipe.network != "resnet50":
-            fresh_objective(recipe, 10, 0)
+            fresh_objective(recipe, 100 if recipe.dataset == "cifar100" else 10, 0)
         if recipe.start is not None:
             assert recipe.start in list_recipes()
 
@@ -27,6 +31,16 @@ def test_the_published_recipes_say_what_was_published():
             assert (recipe.momentum, recipe.weight_decay, recipe.nesterov) == (0.9, 1e-4, False)
         assert (first.lr, first.views, second.lr, second.views) == (0.2, "crop-flip", 1.0, "simclr")
         assert second.options == {"contrast": 0.1, "temperature": 0.5, "base_temperature": 0.07}
+
+
+def test_the_small_recipes_for_cifar100_are_twins_of_those_for_cifar10():
+    for kind in ("supervised", "joint"):
+        known, twin = (read_recipe(f"cifar{classes}-resnet18x0.25-{kind}") for classes in (10, 100))
+        start = known.start and known.start.replace("cifar10", "cifar100")
+        assert twin == dataclasses.replace(known, about=twin.about, dataset="cifar100", start=start)
+        network = fresh_network(twin, 100)
+        assert network(torch.rand(2, 3, 32, 32)).shape == (2, 100)
+        assert torch.equal(network.mean.flatten(), torch.tensor(NORMALIZATIONS["cifar100"][0]))
 
 
 @pytest.mark.parametrize(

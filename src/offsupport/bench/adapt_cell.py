@@ -11,6 +11,7 @@ import numpy as np
 
 from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
 from offsupport.bench.correctness import pack
+from offsupport.bench.devices import check_device, require_gpus
 from offsupport.bench.models import pinned
 from offsupport.core.errors import ConfigError, nearest
 
@@ -93,6 +94,8 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     from offsupport.methods.persist import model_sha256
 
     torch.set_num_threads(config.threads)
+    if config.device == "cuda":
+        require_gpus()
     model = load_model(config.model, place.folder).to(config.device)
     stream = stream_of(config, place)
     with warnings.catch_warnings(record=True) as said:
@@ -158,7 +161,7 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
             opened.add(data)
             stream_of(config, place)
     for device in dict.fromkeys(config.device for config in configs):
-        _check_device(device)
+        check_device(device)
     models = {name: load_model(name, place.folder) for name in dict.fromkeys(config.model for config in configs)}
     for config in {str((c.model, c.method, c.preset, c.hyper)): c for c in configs}.values():
         with warnings.catch_warnings():
@@ -167,15 +170,6 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
             few = 2 * config.batch_size if METHODS[config.method].info.source == "required" else 0
             few = min(few, config.source_images)
             adapter_of(dataclasses.replace(config, source_images=few, device="cpu"), models[config.model], place)
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    if device not in ("cpu", "cuda"):
-        raise ConfigError(f"There is no device {device!r}.", nearest(device, ("cpu", "cuda")))
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("These cells need a GPU, and torch finds none.", "Run them where torch.cuda.is_available().")
 
 
 def _moved(stream: Stream, device: str) -> Iterable[Any]:

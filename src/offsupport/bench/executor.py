@@ -95,7 +95,7 @@ def run_cells(
     Args:
         cells: The grid. The caller holds the lock of its folder.
         place: The run folder and the data.
-        workers: How many processes.
+        workers: How many processes; 0 for one per core, or per GPU where cells need one.
         announce: Given a line for people when something needs their attention.
         begin: Called once the missing cells have been found able to run.
         executor: Who computes; by default processes on this machine.

@@ -11,18 +11,19 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from offsupport.bench.cell import Cell, Place
+from offsupport.bench.devices import assign, needs_gpu, require_gpus
 from offsupport.bench.executor import Job
 from offsupport.bench.worker import Report, work
 from offsupport.core.interrupts import deaf_children
-from offsupport.core.processes import worker_environment
+from offsupport.core.processes import cores, worker_environment
 
 
 @dataclass(frozen=True)
 class Local:
-    """Processes on this machine.
+    """Processes on this machine; where cells need a GPU, each process sees one, its own while there are enough.
 
     Args:
-        workers: How many.
+        workers: How many; 0 for one per core, or per GPU where cells need one.
     """
 
     workers: int = 1
@@ -30,13 +31,19 @@ class Local:
     @contextlib.contextmanager
     def ready(self) -> Iterator[Callable[[Job], None]]:
         """Return what computes the cells of a job; every worker writes the results of its cells itself."""
-        yield lambda job: _Pool(job).run(min(self.workers, len(job.cells)))
+        yield self._run
+
+    def _run(self, job: Job) -> None:
+        devices = require_gpus() if any(map(needs_gpu, job.cells)) else []
+        workers = self.workers or len(devices) or cores()
+        _Pool(job).run(assign(devices, min(workers, len(job.cells))))
 
 
 @dataclass
 class _Worker:
     process: BaseProcess
     pipe: Connection
+    gpu: str | None
     cell: Cell | None = None
 
 
@@ -46,18 +53,19 @@ class _Pool:
         self.waiting = deque(job.cells)
         self.workers: list[_Worker] = []
 
-    def run(self, workers: int) -> None:
+    def run(self, gpus: list[str | None]) -> None:
+        """Compute with one worker per entry."""
         try:
-            for _ in range(workers):
-                self._add()
+            for gpu in gpus:
+                self._add(gpu)
             while any(worker.cell for worker in self.workers):
                 for worker in self._ready():
                     self._handle(worker)
         finally:
             self._stop()
 
-    def _add(self) -> None:
-        worker = _start(self.job.place)
+    def _add(self, gpu: str | None) -> None:
+        worker = _start(self.job.place, gpu)
         self.workers.append(worker)
         self._feed(worker)
 
@@ -91,7 +99,7 @@ class _Pool:
         worker.pipe.close()
         self.workers.remove(worker)
         if self.waiting and not self.job.stop:
-            self._add()
+            self._add(worker.gpu)
 
     def _stop(self) -> None:
         for worker in self.workers:
@@ -102,12 +110,12 @@ class _Pool:
             worker.process.join(timeout=5)
 
 
-def _start(place: Place) -> _Worker:
+def _start(place: Place, gpu: str | None) -> _Worker:
     # spawn, not fork: a fork of a process that has used torch or OpenMP can hang
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=work, args=(there, place), daemon=True)
-    with worker_environment(), deaf_children():
+    with worker_environment(gpu), deaf_children():
         process.start()
     there.close()
-    return _Worker(process, here)
+    return _Worker(process, here, gpu)

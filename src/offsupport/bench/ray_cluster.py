@@ -10,13 +10,14 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from offsupport.bench.cell import Cell, Place
+from offsupport.bench.devices import needs_gpu
 from offsupport.bench.executor import Job
 from offsupport.bench.worker import attempt
 from offsupport.core.errors import ConfigError
@@ -29,12 +30,12 @@ LOOK_EVERY = 1.0
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A Ray cluster; a cell takes as many of its CPUs as it has threads.
+    """A Ray cluster; a cell takes as many of its CPUs as it has threads, and a GPU if it needs one.
 
     Args:
         address: ``HOST:PORT`` of its head; None for the one that ``RAY_ADDRESS`` names or that runs on this machine,
             else one of this machine alone is started.
-        workers: How many cells at a time; 0 for as many as there are CPUs for.
+        workers: How many cells at a time; 0 for as many as there are CPUs, and GPUs, for.
     """
 
     address: str | None = None
@@ -89,7 +90,10 @@ class _Driver:
         self.ray, self.job, self.workers = ray, job, workers
         self.place = Place(job.place.folder.resolve(), job.place.data and job.place.data.resolve())
         self.models = [self._packed(path) for path in sorted(self.place.folder.glob("models/*.safetensors"))]
-        self.task = ray.remote(max_retries=0, runtime_env={"env_vars": _environment()})(_compute)
+        options: dict[str, Any] = {"max_retries": 0, "runtime_env": {"env_vars": _environment()}}
+        self.task = ray.remote(**options)(_compute)
+        # Said here and not with each cell, so that Ray ends a worker after its cell: torch would keep to its first GPU.
+        self.gpu_task = ray.remote(num_gpus=1, **options)(_compute)
         self.waiting = deque(job.cells)
         self.running: dict[Any, Cell] = {}
 
@@ -103,16 +107,17 @@ class _Driver:
                 self._handle(answer, self.running.pop(answer))
 
     def _send(self) -> None:
-        nodes = [node["Resources"].get("CPU", 0) for node in self.ray.nodes() if node["Alive"]]
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         while self.waiting and not self.job.stop:
-            threads = int(self.waiting[0].config.get("threads", 1))
-            if threads > max(nodes):
-                cell = self.waiting.popleft()
-                self.job.failed(cell, f"it asks for {threads} CPUs, the largest node has {max(nodes):g}")
-            elif len(self.running) < (self.workers or max(1, int(sum(nodes) // threads))):
-                cell = self.waiting.popleft()
-                sent = self.task.options(num_cpus=threads).remote(cell, self.place, self.models)
-                self.running[sent] = cell
+            cell = self.waiting[0]
+            threads, gpu = int(cell.config.get("threads", 1)), needs_gpu(cell)
+            refusal = _refusal(nodes, threads, gpu)
+            if refusal:
+                self.job.failed(self.waiting.popleft(), refusal)
+            elif len(self.running) < (self.workers or _room(nodes, threads, gpu)):
+                task = self.gpu_task if gpu else self.task
+                sent = task.options(num_cpus=threads).remote(cell, self.place, self.models)
+                self.running[sent] = self.waiting.popleft()
             else:
                 return
 
@@ -137,6 +142,22 @@ class _Driver:
     def _packed(self, path: Path) -> _Model:
         content = path.read_bytes()
         return _Model(path.name, sha256_bytes(content), self.ray.put(content))
+
+
+def _refusal(nodes: Sequence[Mapping[str, float]], threads: int, gpu: bool) -> str:
+    """What is asked for and no node has, for which Ray would wait for ever; or nothing."""
+    most = max(node.get("CPU", 0) for node in nodes)
+    if threads > most:
+        return f"it asks for {threads} CPUs, the largest node has {most:g}"
+    if gpu and not any(node.get("GPU", 0) >= 1 and node.get("CPU", 0) >= threads for node in nodes):
+        return "it needs a GPU, and no node with CPUs enough has one"
+    return ""
+
+
+def _room(nodes: Sequence[Mapping[str, float]], threads: int, gpu: bool) -> int:
+    """How many such cells the nodes can compute at a time."""
+    cpus, devices = (sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU"))
+    return max(1, int(min(cpus // threads, devices) if gpu else cpus // threads))
 
 
 def _compute(cell: Cell, place: Place, models: list[_Model]) -> tuple[bytes | None, str | None]:

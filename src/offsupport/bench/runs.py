@@ -44,7 +44,7 @@ def run_grid(
         cells: The grid.
         place: The run folder and the data.
         request: What was asked, kept for the report.
-        workers: How many processes.
+        workers: How many processes; 0 for one per core, or per GPU where cells need one.
         announce: Given a line for people when something needs their attention.
         executor: Who computes; by default processes on this machine.
     """

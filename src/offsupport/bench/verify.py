@@ -66,7 +66,7 @@ def verify(
         data: The folder of the data sets.
         sample: How many results; all if there are fewer.
         seed: Seed of the choice.
-        workers: How many processes.
+        workers: How many processes; 0 for one per core, or per GPU where cells need one.
         announce: Given a line for people when something needs their attention.
     """
     done = list(status(folder).done)

@@ -11,7 +11,7 @@ from offsupport.cli.output import JSON, emit_json, emit_table, say
 
 DataFolder = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; default $OFFSUPPORT_DATA.")]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder.")]
-Workers = Annotated[int, typer.Option(min=0, help="Cells at a time; 0 for one per core of this machine or cluster.")]
+Workers = Annotated[int, typer.Option(min=0, help="Cells at a time; 0 for one per core, or per GPU where needed.")]
 ExecutorName = Annotated[Literal["local", "ray"], typer.Option(help="Processes on this machine, or a Ray cluster.")]
 Address = Annotated[str | None, typer.Option(help="HOST:PORT of the Ray cluster; default: one on this machine.")]
 
@@ -107,12 +107,11 @@ def finish(
     from offsupport.bench.runs import status as status_of
     from offsupport.core.errors import ConfigError
     from offsupport.core.files import require_folder
-    from offsupport.core.processes import cores
 
     if address is not None and executor != "ray":
         raise ConfigError("--address is that of a Ray cluster.", "Add --executor ray.")
     place = Place(require_folder(out), data)
-    who: Executor = RayCluster(address, workers) if executor == "ray" else Local(workers or cores())
+    who: Executor = RayCluster(address, workers) if executor == "ray" else Local(workers)
     summary = run_grid(cells, place, request, announce=say, executor=who)
     say(f"{len(cells)} cells: {len(summary.computed)} computed, {len(summary.present)} were there already.")
     for warning in mixed_weights(status_of(out).done):

@@ -27,9 +27,8 @@ def verify(
     """Compute a random sample of results again and compare; the run folder is only read."""
     from offsupport.bench.verify import require_same
     from offsupport.bench.verify import verify as check
-    from offsupport.core.processes import cores
 
-    found = check(folder, data, sample, seed, workers or cores(), announce=say)
+    found = check(folder, data, sample, seed, workers, announce=say)
     if as_json:
         emit_json({"folder": str(folder), **asdict(found)})
     else:

@@ -25,11 +25,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def gpus() -> list[str]:
+    """Return the GPUs this process may use, each as ``CUDA_VISIBLE_DEVICES`` would name it."""
+    import torch
+
+    count = torch.cuda.device_count()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = list(map(str, range(count))) if listed is None else [name.strip() for name in listed.split(",")]
+    return names[:count]  # CUDA ignores what follows the first name it does not know
+
+
 @contextlib.contextmanager
-def worker_environment() -> Iterator[None]:
-    """Processes started inside find :data:`WORKER_VARIABLES` in their environment."""
-    before = {name: os.environ.get(name) for name in WORKER_VARIABLES}
-    os.environ.update(WORKER_VARIABLES)
+def worker_environment(gpu: str | None = None) -> Iterator[None]:
+    """Processes started inside find :data:`WORKER_VARIABLES` in their environment, and see this GPU alone if given."""
+    variables = WORKER_VARIABLES if gpu is None else {**WORKER_VARIABLES, "CUDA_VISIBLE_DEVICES": gpu}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
