@@ -86,19 +86,24 @@ class Reference:
             draw = self.policy.draw(len(x), self.generator, self.selection)
             x_a = self.augment(x_b, draw)
             q = self.pseudo_labels(views)
-        self.opt.zero_grad()
+        self.net.zero_grad()
         z = forward(self.net[:-1], x_b)
         p = self.net[-1](z).softmax(1)
         loss = -(p * q.log()).sum(1).mean() + (p.mean(0) * p.mean(0).log()).sum()
         (loss + self.alignment(z)).backward()
         p_a = forward(self.net, x_a).softmax(1)
         (self.o["lambda_kl"] * (q * (q / p_a).log()).sum(1).mean()).backward()
-        self.net[-1].zero_grad()
-        self.opt.step()
-        d = self.o["decay"]
-        for slow, fast in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+        self.step()
+        for (name, slow), fast in zip(self.teacher.named_parameters(), self.net.parameters(), strict=True):
+            d = self.decay(name)
             slow.data = d * slow.data + (1 - d) * fast.data
         return forward(self.teacher, x, "batch" if self.o["score_stats"] == "batch" else "source")
+
+    def step(self) -> None:
+        self.opt.step()
+
+    def decay(self, name: str) -> float:
+        return self.o["decay"]
 
     def optimise_policy(self, x: Tensor) -> None:
         _, clean = self.teach(x)

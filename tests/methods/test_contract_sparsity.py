@@ -6,8 +6,11 @@ from offsupport.methods import METHODS
 from offsupport.testing import CHECKS, NETWORKS, Case, check_memory, refusal
 from offsupport.testing.hyper_checks import check_hyper_parameters
 
-METHODS_HERE = ("tent+sc", "shot+sc", "eata+sc", "sar+sc")
+# Methods of many passes per batch, or with moments of source features, are left to the slow suite.
+HEAVY = ("ttac+sc", "tesla+sc", "tesla-s+sc")
+METHODS_HERE = ("tent+sc", "shot+sc", "eata+sc", "sar+sc", *HEAVY)
 QUICK = {"tent+sc": ("batch_norm", "layer_norm"), "shot+sc": ("no_norm",), "sar+sc": ("group_norm",)}
+QUICK |= dict.fromkeys(HEAVY, ())
 REFUSED = {("tent+sc", "no_norm"), ("eata+sc", "no_norm"), ("sar+sc", "no_norm")}
 CASES = {
     (method, network): Case(method, factory)

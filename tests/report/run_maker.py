@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from offsupport.bench.adapt_cell import LEAK
 from offsupport.bench.cell import Cell, Outcome
 from offsupport.bench.correctness import pack
 from offsupport.bench.grid import expand
@@ -38,7 +39,7 @@ def adapt_outcome(cell: Cell, images: int, batches: int = 20) -> Outcome:
         "trace": trace,
         "passes": {"forward": batches, "backward": 0 if config["method"] == "source" else batches},
         "events": {"collapse": 0},
-        "warnings": [],
+        "warnings": [LEAK.format(method=config["method"])] if config["source_split"] == "test" else [],
         **({"findings": constrained} if config["method"].endswith("+sc") else {}),
     }
     hashes = {f"{name}_sha256": f"{i}" * 64 for i, name in enumerate(("weights", "data", "order"))}

@@ -7,6 +7,7 @@ import pytest
 from html_check import read
 from run_maker import make_run
 
+from offsupport.bench.adapt_cell import LEAK
 from offsupport.bench.runs import status
 from offsupport.bench.store import Store
 from offsupport.report.provenance import command
@@ -40,6 +41,15 @@ def test_a_number_opens_exactly_its_cells(tmp_path):
         assert cell["settings"] == {"kind": "adapt", **record.cell.to_dict()["config"]}
         assert cell["origin"] == record.provenance
         assert cell["result"]["seconds"] == record.timing["seconds"]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_page_says_that_source_statistics_leaked(tmp_path, split):
+    folder = make_run(tmp_path, method=["eata"], corruption=["fog", "snow"], source_split=[split])
+    reader = read(write_report(folder)[0].read_text())
+    assert reader.findings == []
+    shown = [words.strip() for inside, words in reader.texts if inside not in ("script", "style")]
+    assert shown.count(LEAK.format(method="eata")) == (split == "test")
 
 
 @pytest.mark.parametrize(
