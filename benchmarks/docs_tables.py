@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,8 @@ def _averages(rows: list[dict[str, Any]], results: Path, name: str) -> list[str]
     body = []
     for row in (row for row in rows if row["column"].endswith("/avg")):
         cells = [part.record for part in found if part.method == row["method"]]
-        images = sum(cell.deterministic["n"] for cell in cells)
+        # The median: a cell may have waited for others, or for a machine that was put to sleep.
+        seconds = statistics.median(cell.timing["seconds"] / cell.deterministic["n"] for cell in cells)
         batches = sum(len(cell.deterministic["trace"]) for cell in cells)
         passes = [sum(cell.deterministic["passes"][way] for cell in cells) / batches for way in ("forward", "backward")]
         plain = row["method"].partition(" ")[0]
@@ -168,7 +170,7 @@ def _averages(rows: list[dict[str, Any]], results: Path, name: str) -> list[str]
                 "" if row["paper"] is None else f"{row['paper']:.1f}",
                 str(len({cell.cell.config["seed"] for cell in cells})),
                 f"{passes[0]:.1f} + {passes[1]:.1f}",
-                f"{1000 * sum(cell.timing['seconds'] for cell in cells) / images:.1f}",
+                f"{1000 * seconds:.1f}",
                 f"{memory[plain]:.0f}" if plain in memory else "",
             ]
         )

@@ -86,9 +86,10 @@ class AdaptiveStatistics:
         if x.numel() > x.shape[1]:
             return self._with(x, training=True, track_running_stats=False)
         # One value per channel is its own mean: torch refuses it, the formula gives the shift, whatever the value is.
-        alone = x.detach()
-        mean = alone.flatten()
-        return self._with(alone, training=False, running_mean=mean, running_var=torch.zeros_like(mean))
+        # From a zero, because kernels that fold the mean into the shift would leave a rounding error of a large value.
+        nothing = torch.zeros_like(x)
+        mean = nothing.flatten()
+        return self._with(nothing, training=False, running_mean=mean, running_var=torch.ones_like(mean))
 
     def _with(self, x: Tensor, **attributes: Any) -> Tensor:
         """Run the layer's own forward with some attributes replaced for the time of the call."""
