@@ -137,7 +137,8 @@ def traces(
                 **style(i),
             )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_ylim(bottom=0.0)
+        # Not from zero: what differs between methods is small beside what they share.
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
         axes.grid(axis="y")
         axes.set_xlabel(x_label)
         axes.set_ylabel(label)
