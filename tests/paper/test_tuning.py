@@ -9,10 +9,14 @@ from offsupport.core.errors import ConfigError
 from offsupport.data import EXTRA, STANDARD
 from offsupport.methods.registry import METHODS
 from offsupport.methods.tuned import CHOSEN, NARROW, PUBLISHED, with_narrow
-from offsupport.paper import TABLES, Options, cells_of, tuning
+from offsupport.paper import TABLES, Options, ablation, cells_of, tuning
 from offsupport.paper.declare import Row
 
-STORED = Path(__file__).parents[2] / "results" / "tuning" / "tuning.json"
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def stored(table):
+    return [Row(**row) for row in json.loads((RESULTS / table / f"{table}.json").read_text())["rows"]]
 
 
 def average(method, value):
@@ -44,13 +48,24 @@ def test_the_lowest_average_is_chosen():
 
 
 def test_the_narrow_preset_is_what_was_chosen():
-    rows = [Row(**row) for row in json.loads(STORED.read_text())["rows"]]
-    found = tuning.chosen(rows)
+    found = tuning.chosen(stored("tuning"))
     assert set(found) == set(tuning.METHODS)
     for method, best in found.items():
         presets = METHODS[method].presets
         assert presets[NARROW] == presets[PUBLISHED] | best, method
         assert all(best[name] == value for name, value in CHOSEN.get(method, {}).items())
+
+
+def test_the_ablation_takes_the_chosen_proximal_form():
+    assert ablation.PROXIMAL == tuning.chosen_prox(stored("tuning-prox"))
+
+
+def test_of_equal_proximal_forms_the_faster_gates_are_chosen():
+    names = [f"tesla+sc (penalty=prox, prox={p:g}, ratio_g={g:g})" for p, g in tuning.PROX]
+    values = (20.0, 20.0 + 1e-12, 20.1, 19.9)
+    rows = [average(name, value) for name, value in zip(names, values, strict=True)]
+    assert tuning.chosen_prox(rows)["ratio_g"] == 100
+    assert tuning.chosen_prox([*rows[:3], average(names[3], 20.2)])["ratio_g"] == 10
 
 
 def test_a_method_without_a_choice_keeps_what_is_published():

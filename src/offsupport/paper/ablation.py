@@ -15,12 +15,14 @@ from offsupport.paper.tuning import MODEL
 BASES = ("tesla", "tent")
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "jpeg_compression")
 """One of each family: noise, blur, weather, digital."""
+PROXIMAL: dict[str, Any] = {"penalty": "prox", "prox": 1e-2, "ratio_g": 10}
+"""As chosen on the extra corruptions (``tuning-prox``)."""
 PARTS: tuple[dict[str, Any], ...] = (
     {"gates": False, "penalty": "none"},
     {"penalty": "none"},
     {"penalty": "l1"},
-    {"penalty": "prox"},
-    {"penalty": "prox", "freeze_base": True},
+    PROXIMAL,
+    {**PROXIMAL, "freeze_base": True},
 )
 """Low rank alone; with gates; with the published penalty; with the proximal step; and the updates alone."""
 

@@ -24,7 +24,7 @@ METHODS = ("tent", "shot", "eata", "sar", "tttpp", "ttac", "tesla", "tesla-s", "
 MODEL = "zoo:cifar10-resnet18x0.25-joint"
 IMAGES = 2560
 """Of each corruption: twenty batches for every method."""
-PROX = ((1e-2, 1.0), (1e-2, 10.0), (3e-2, 30.0), (1e-1, 100.0))
+PROX = ((1e-2, 1), (1e-2, 10), (3e-2, 30), (1e-1, 100))
 """Thresholds per step, and step sizes of the gates as multiples of the method's: from far above what Adam moves a gate
 by, to as much; a gate that nothing holds open closes in 100 steps, or in ten."""
 POLICIES: tuple[dict[str, Any], ...] = (
@@ -63,10 +63,14 @@ def grid(scale: str, options: Options) -> list[Cell]:
     return _cells(scale, [(method, hyper) for method in methods for hyper in candidates(method)])
 
 
+def prox_candidates() -> list[dict[str, Any]]:
+    """Return the settings of the proximal form that are tried."""
+    return [{"penalty": "prox", "prox": prox, "ratio_g": ratio_g} for prox, ratio_g in PROX]
+
+
 def prox_grid(scale: str, _options: Options) -> list[Cell]:
     """Return the cells: candidates of the proximal form x extra corruptions."""
-    tried = [{"penalty": "prox", "prox": prox, "ratio_g": ratio_g} for prox, ratio_g in PROX]
-    return _cells(scale, [("tesla+sc", hyper) for hyper in tried])
+    return _cells(scale, [("tesla+sc", hyper) for hyper in prox_candidates()])
 
 
 def policy_grid(scale: str, _options: Options) -> list[Cell]:
@@ -100,6 +104,15 @@ def chosen(found: Sequence[Row]) -> dict[str, dict[str, Any]]:
         if measured:
             best[method] = tried[min(measured, key=averages.__getitem__)]
     return best
+
+
+def chosen_prox(found: Sequence[Row]) -> dict[str, Any]:
+    """Return the proximal form with the lowest average error; where two are equal, the one whose gates move faster."""
+    averages = {row.method: row.value for row in found if row.column.endswith("/avg")}
+    return min(
+        prox_candidates(),
+        key=lambda hyper: (round(averages[row_name("tesla+sc", hyper)], 6), -hyper["ratio_g"]),
+    )
 
 
 _SCALES = {
