@@ -49,6 +49,16 @@ def test_a_method_may_have_a_batch_size_of_its_own(tmp_path):
     assert found == {"bn": 32, "memo": 4}
 
 
+def test_a_device_is_part_of_a_cell_where_it_is_not_the_cpu(tmp_path):
+    (plain,) = read_recipe(written(tmp_path, GOOD))
+    (cpu,) = read_recipe(written(tmp_path, GOOD + "device: cpu\n"))
+    (cuda,) = read_recipe(written(tmp_path, GOOD + "device: cuda\n"))
+    assert cpu == plain
+    assert dict(cuda.config) == {**plain.config, "device": "cuda"}
+    with pytest.raises(ConfigError, match="device"):
+        read_recipe(written(tmp_path, GOOD + "device: tpu\n"))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

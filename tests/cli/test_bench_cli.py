@@ -252,6 +252,47 @@ def test_interrupt_ends_with_130_and_leaves_a_run_that_resumes(tmp_path):
     assert len(list(tmp_path.glob("cells/*.json"))) == 16
 
 
+@pytest.mark.fault
+@pytest.mark.parametrize("everybody", [True, False])
+def test_interrupt_in_a_long_cell_ends_after_a_batch_and_goes_on_from_there(tmp_path, everybody):
+    """A terminal sends the signal to everybody, a supervisor to the one process it knows."""
+    words = ["--dataset", "digits-c", "--corruptions", "contrast", "--methods", "tesla+sc", "--batch-size", "16"]
+    out = tmp_path / "interrupted"
+    for _ in range(2 if everybody else 1):
+        run = _start(words, out)
+        deadline = time.monotonic() + 120
+        while not (out / "grid.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(3)  # its only cell takes longer
+        (os.killpg if everybody else os.kill)(run.pid, signal.SIGINT)
+        assert run.wait(timeout=30) == 130
+        assert not list(out.glob("cells/*.json"))
+        assert len(list(out.glob("checkpoints/*.safetensors"))) == 1
+    assert _start(words, out).wait() == 0
+    assert not list(out.glob("checkpoints/*"))
+    assert _start(words, tmp_path / "whole").wait() == 0
+    assert _results(out) == _results(tmp_path / "whole")
+
+
+@pytest.mark.fault
+def test_a_damaged_checkpoint_is_not_gone_on_from(tmp_path):
+    words = ["--dataset", "digits-c", "--corruptions", "contrast", "--methods", "tent", "--limit", "64"]
+    assert _start(words, tmp_path).wait() == 0
+    (result,) = tmp_path.glob("cells/*.json")
+    before = _results(tmp_path)
+    result.unlink()
+    (tmp_path / "checkpoints").mkdir(exist_ok=True)
+    (tmp_path / "checkpoints" / f"{result.stem}.safetensors").write_bytes(b"no checkpoint at all")
+    assert _start(words, tmp_path).wait() == 0
+    assert _results(tmp_path) == before
+    assert not list(tmp_path.glob("checkpoints/*"))
+
+
+def _results(folder: Path) -> list[dict[str, object]]:
+    records = [json.loads(path.read_bytes())["record"] for path in sorted(folder.glob("cells/*.json"))]
+    return [{**record, "timing": None} for record in records]
+
+
 def _start(words: list[str], out: Path) -> subprocess.Popen[bytes]:
     path = os.pathsep.join([str(HELPERS), *sys.path])
     command = [sys.executable, "-m", "offsupport", "bench", "run", *words, "--out", str(out)]

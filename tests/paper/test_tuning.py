@@ -57,7 +57,7 @@ def test_the_narrow_preset_is_what_was_chosen():
 
 
 def test_the_ablation_takes_the_chosen_proximal_form():
-    assert ablation.PROXIMAL == tuning.chosen_prox(stored("tuning-prox"))
+    assert tuning.chosen_prox(stored("tuning-prox")) == ablation.PROXIMAL
 
 
 def test_of_equal_proximal_forms_the_faster_gates_are_chosen():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from offsupport.core.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from torch import nn
 
-    from offsupport.data import Stream
+    from offsupport.data import Batch, Stream
     from offsupport.evaluation import Result
     from offsupport.methods import Adapter
 
@@ -89,7 +89,6 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     """Adapt the model along the stream and score it."""
     import torch
 
-    import offsupport
     from offsupport.bench.models import load_model
     from offsupport.methods.persist import model_sha256
 
@@ -101,8 +100,8 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         adapter = adapter_of(config, model, place)
-        result = offsupport.evaluate(adapter, _moved(stream, config.device), protocol=config.protocol)
-    remarks = list(dict.fromkeys(str(warning.message) for warning in said))
+        result, kept = _evaluated(adapter, _moved(stream, config.device), config, place, said)
+    remarks = list(dict.fromkeys([*kept, *map(_text, said)]))
     if adapter.source and config.source_split == "test":
         remarks.append(LEAK.format(method=config.method))
     about = stream.describe()
@@ -120,6 +119,27 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     findings = adapter.findings()
     measured = {**_measured(result), "warnings": remarks, **({"findings": findings} if findings else {})}
     return Outcome(measured, provenance, timing)
+
+
+def _evaluated(
+    adapter: Adapter, stream: Stream | _Moved, config: AdaptConfig, place: Place, said: list[warnings.WarningMessage]
+) -> tuple[Result, list[str]]:
+    """Evaluate, from the checkpoint on if there is one to use; also return what was said before it."""
+    from offsupport.core.errors import CheckpointError
+    from offsupport.evaluation import Checkpoint, evaluate
+
+    if place.checkpoint is None:
+        return evaluate(adapter, stream, config.protocol), []
+    checkpoint = Checkpoint(place.checkpoint, notes=lambda: list(map(_text, said)))
+    try:
+        return evaluate(adapter, stream, config.protocol, checkpoint=checkpoint), checkpoint.kept
+    except CheckpointError:  # of a version that meant something else by the cell, or damaged: it is not needed
+        place.checkpoint.unlink()
+        return evaluate(adapter, stream, config.protocol, checkpoint=checkpoint), checkpoint.kept
+
+
+def _text(warning: warnings.WarningMessage) -> str:
+    return str(warning.message)
 
 
 def adapter_of(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
@@ -172,9 +192,31 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
             adapter_of(dataclasses.replace(config, source_images=few, device="cpu"), models[config.model], place)
 
 
-def _moved(stream: Stream, device: str) -> Iterable[Any]:
+@dataclasses.dataclass(frozen=True)
+class _Moved:
+    """A stream whose images come on a device."""
+
+    stream: Stream
+    device: str
+
+    @property
+    def sha256(self) -> str:
+        return self.stream.sha256
+
+    @property
+    def order_hash(self) -> str:
+        return self.stream.order_hash
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.starting_at(0)
+
+    def starting_at(self, first: int) -> Iterator[Batch]:
+        return (batch._replace(x=batch.x.to(self.device)) for batch in self.stream.starting_at(first))
+
+
+def _moved(stream: Stream, device: str) -> Stream | _Moved:
     """The batches of a stream on a device; the stream itself where they are there already."""
-    return stream if device == "cpu" else (batch._replace(x=batch.x.to(device)) for batch in stream)
+    return stream if device == "cpu" else _Moved(stream, device)
 
 
 def stream_of(config: AdaptConfig, place: Place) -> Stream:

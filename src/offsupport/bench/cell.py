@@ -67,10 +67,12 @@ class Place:
     Args:
         folder: The run folder.
         data: The folder that holds the data sets; None leaves it to the environment.
+        checkpoint: The file in which a cell that takes long may keep how far it is.
     """
 
     folder: Path
     data: Path | None = None
+    checkpoint: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,9 +114,10 @@ def make_cell(kind: str, config: Any) -> Cell:
 
 
 def compute(cell: Cell, place: Place) -> Outcome:
-    """Compute one cell in this process, with the number of threads it asks for."""
+    """Compute one cell in this process, with the number of threads it asks for; go on where it was stopped before."""
     kind = _kind(cell)
-    return kind.run(_settings(cell, kind), place)
+    checkpoint = place.folder / "checkpoints" / f"{cell.key}.safetensors"
+    return kind.run(_settings(cell, kind), dataclasses.replace(place, checkpoint=checkpoint))
 
 
 def prepare(cells: Iterable[Cell], place: Place) -> None:

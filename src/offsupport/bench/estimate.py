@@ -110,7 +110,7 @@ def _passes(counted: Mapping[str, int], batches: int) -> tuple[float, float]:
 
 
 def _trial(config: AdaptConfig, place: Place) -> _Price:
-    """Run one small batch: with the weights of the cell, or untrained ones where it would train them first."""
+    """Run one small batch on the CPU, with untrained weights where the cell would train them first."""
     import torch
 
     import offsupport
@@ -122,6 +122,7 @@ def _trial(config: AdaptConfig, place: Place) -> _Price:
         limit=TRIAL,
         batch_size=min(TRIAL, config.batch_size),
         source_images=min(2 * TRIAL, config.source_images),
+        device="cpu",
     )
     built_in = config.model in MODELS
     model = MODELS[config.model].network().eval() if built_in else load_model(config.model, place.folder)

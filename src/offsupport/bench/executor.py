@@ -46,7 +46,7 @@ class Job:
     announce: Callable[[str], None]
     advance: Callable[..., None]
     stop: Interrupt
-    """True once somebody has asked to stop: what is being computed comes to its end, nothing new is begun."""
+    """True once somebody has asked to stop: what is in hand comes to its end or to a checkpoint, nothing new begins."""
     deaths: Counter[str] = field(default_factory=Counter)
 
     def done(self, cell: Cell) -> None:
@@ -101,7 +101,8 @@ def run_cells(
         executor: Who computes; by default processes on this machine.
 
     Raises:
-        KeyboardInterrupt: After a first Ctrl-C when the cells in hand are stored, after a second one at once.
+        KeyboardInterrupt: After a first Ctrl-C when the cells in hand, or how far they are, are stored; after a second
+            one at once.
     """
     from offsupport.bench.local import Local
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,6 +57,7 @@ class _Pool:
 
     def run(self, gpus: list[str | None]) -> None:
         """Compute with one worker per entry."""
+        self.job.stop.tell = self._interrupt
         try:
             for gpu in gpus:
                 self._add(gpu)
@@ -86,7 +89,9 @@ class _Pool:
         except (EOFError, OSError):
             self._replace(worker, cell)
             return
-        if report.failure is None:
+        if report.stopped:
+            self.waiting.appendleft(cell)
+        elif report.failure is None:
             self.job.done(cell)
         else:
             self.job.failed(cell, report.failure)
@@ -100,6 +105,13 @@ class _Pool:
         self.workers.remove(worker)
         if self.waiting and not self.job.stop:
             self._add(worker.gpu)
+
+    def _interrupt(self) -> None:
+        """Pass Ctrl-C on: a terminal sends it to all of them, but whoever sends it to this process alone does not."""
+        for pid in [worker.process.pid for worker in self.workers]:
+            if pid is not None:
+                with contextlib.suppress(OSError):  # it ended just now
+                    os.kill(pid, signal.SIGINT)
 
     def _stop(self) -> None:
         for worker in self.workers:

@@ -79,6 +79,8 @@ class Recipe:
     """Images per batch."""
     threads: int = 1
     """Threads per cell."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where cells are computed; with ``cuda`` every worker has a GPU."""
 
 
 def read_recipe(path: Path | str) -> list[Cell]:
@@ -114,6 +116,7 @@ def _combined(recipe: Recipe, data: DataSet, method: Method) -> list[Cell]:
         batch_size=method.batch_size or recipe.batch_size,
         protocol=recipe.protocol,
         threads=recipe.threads,
+        device=recipe.device,
     )
 
 

@@ -40,6 +40,7 @@ def run(
     batch_size: int = typer.Option(128, min=1, help="Images per batch."),
     source_images: int = typer.Option(2000, min=0, help="Training images for methods that use source statistics."),
     threads: int = typer.Option(1, min=1, help="Threads per cell; part of what a result depends on."),
+    device: Literal["cpu", "cuda"] = typer.Option("cpu", help="Where to compute; with cuda every worker has a GPU."),
     workers: Workers = 0,
     executor: ExecutorName = "local",
     address: Address = None,
@@ -63,7 +64,7 @@ def run(
         }
         chosen = [{"method": name, "preset": preset} for name in _names(methods)]
         grid: dict[str, Any] = {"datasets": [images], "methods": chosen, "seeds": seeds, "protocol": protocol}
-        grid |= {"batch_size": batch_size, "threads": threads}
+        grid |= {"batch_size": batch_size, "threads": threads, "device": device}
         cells = recipe_cells(build(Recipe, grid, "the grid"), Path())
     folder = out or Path("runs") / (recipe.stem if recipe else "bench")
     if dry_run:

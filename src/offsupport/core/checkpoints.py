@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,24 @@ from offsupport.core.errors import FileError
 from offsupport.core.files import canonical_json, write_bytes
 
 SCHEMA = 1
+_STRIDES = "strides"
+"""In a manifest: the layout of the tensors that are not laid out row by row."""
 
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> None:
     """Write tensors and a manifest of plain JSON values to one file, whole or not at all."""
     body = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = canonical_json({"schema": SCHEMA, **manifest})
+    strides = {name: tensor.stride() for name, tensor in tensors.items() if tensor.stride() != _by_rows(tensor)}
+    text = canonical_json({"schema": SCHEMA, **manifest, **({_STRIDES: strides} if strides else {})})
     header = {"manifest": text, "sha256": _checksum(body, text)}
     write_bytes(path, safetensors.torch.save(body, metadata=header))
 
 
 def load_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what :func:`save_tensors` wrote; damage of any kind is an error that names the file. Runs no code."""
+    """Read what :func:`save_tensors` wrote, bit for bit and in the memory layout it had. Runs no code.
+
+    Damage of any kind is an error that names the file.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileError(f"There is no file {path}.", "Check the path.")
@@ -44,7 +50,22 @@ def load_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     manifest = json.loads(text)
     if manifest.pop("schema") != SCHEMA:
         raise FileError(f"{path} was written by another version of offsupport.", "Save it again with this one.")
+    for name, strides in manifest.pop(_STRIDES, {}).items():
+        tensors[name] = _laid_out(tensors[name], strides)
     return tensors, manifest
+
+
+def _by_rows(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor as it is read back; axes of length 1 may have others and still be contiguous."""
+    return torch.empty(tensor.shape, device="meta").stride()
+
+
+def _laid_out(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """Return a tensor in another memory layout: the same numbers take other, differently rounding, kernels there."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+    if last + 1 != tensor.numel():  # a view that overlaps or has gaps: nothing that was ever computed with
+        return tensor
+    return torch.empty_strided(tuple(tensor.shape), tuple(strides), dtype=tensor.dtype).copy_(tensor)
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -45,6 +45,10 @@ class FileError(OffsupportError):
     """A file is damaged, unsafe, or not what its name says."""
 
 
+class CheckpointError(FileError):
+    """A checkpoint is damaged or of something else."""
+
+
 class DataMissingError(OffsupportError):
     """A data set or a part of it is not where it should be."""
 

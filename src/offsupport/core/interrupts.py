@@ -1,4 +1,4 @@
-"""Ctrl-C in two steps: the first lets the work in hand come to its end, the second stops at once."""
+"""Ctrl-C in two steps: the first lets the work in hand come to a place it can go on from, the second stops at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-FIRST = "Finishing the cells that are being computed; Ctrl-C again stops at once."
+FIRST = "Finishing the batches in hand; Ctrl-C again stops at once."
 
 
 class Interrupted(KeyboardInterrupt):
@@ -24,11 +24,21 @@ def interrupted(number: int, frame: FrameType | None) -> None:
     raise Interrupted
 
 
-class Interrupt:
-    """Whether somebody has asked to stop."""
+class Stopped(Exception):  # noqa: N818 - not an error: somebody asked for it
+    """Work was left at a place it can be taken up from, because somebody asked to stop."""
 
-    def __init__(self, announce: Callable[[str], None]) -> None:
+
+class Interrupt:
+    """Whether somebody has asked to stop.
+
+    Args:
+        announce: Given a line for people when it happens.
+    """
+
+    def __init__(self, announce: Callable[[str], None] = lambda line: None) -> None:
         self.asked = False
+        self.tell: Callable[[], None] = lambda: None
+        """Called when it happens, for those who do not hear it themselves."""
         self._announce = announce
 
     def __bool__(self) -> bool:
@@ -39,7 +49,26 @@ class Interrupt:
         if self.asked:
             raise Interrupted
         self.asked = True
+        self.tell()
         self._announce(FIRST)
+
+
+class Heard(Interrupt):
+    """The same in a process that works for another: however often it is asked, it decides itself where it stops."""
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Note the signal."""
+        self.asked = True
+
+
+HEARD = Heard()
+"""Whether this process was asked, if it is a worker; see :func:`heed`."""
+
+
+def heed() -> None:
+    """In a worker: from here on Ctrl-C is noted in :data:`HEARD`, also one that came before there was an ear for it."""
+    signal.signal(signal.SIGINT, HEARD.handle)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @contextlib.contextmanager
@@ -65,7 +94,7 @@ def two_steps(announce: Callable[[str], None]) -> Iterator[Interrupt]:
 
 @contextlib.contextmanager
 def deaf_children() -> Iterator[None]:
-    """Processes started inside never hear Ctrl-C: also not in the moment before they can say that they ignore it."""
+    """Processes started inside do not hear Ctrl-C before they say that they will (:func:`heed`)."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

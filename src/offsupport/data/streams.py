@@ -82,11 +82,15 @@ class Stream:
         return hashes[0][1] if len(hashes) == 1 else sha256_bytes(canonical_json(hashes).encode())
 
     def __iter__(self) -> Iterator[Batch]:
+        return self.starting_at(0)
+
+    def starting_at(self, first: int) -> Iterator[Batch]:
+        """Yield the batches from number ``first`` on, counted from 0; those before it are not even read."""
         height, width = self.domains[0].dataset.image_size
         ahead = max(1, _READ_AHEAD_PIXELS // (height * width * self.batch_size))
         bounds = self.plan.bounds.tolist()
-        for first in range(0, len(self), ahead):
-            inner = bounds[first : first + ahead + 1]
+        for number in range(first, len(self), ahead):
+            inner = bounds[number : number + ahead + 1]
             x, y = self._read(inner[0], inner[-1])
             for start, stop in itertools.pairwise(inner):
                 part = slice(start - inner[0], stop - inner[0])

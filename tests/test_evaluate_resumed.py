@@ -1,0 +1,183 @@
+"""evaluate() that is killed in the middle of a stream and called again: the same bits as in one go."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import offsupport
+from offsupport.core.checkpoints import load_tensors, save_tensors
+from offsupport.core.errors import CheckpointError
+from offsupport.core.interrupts import HEARD, Stopped
+from offsupport.data import stream_arrays
+from offsupport.evaluation import Checkpoint, evaluate
+from offsupport.nn import WithProjection, resnet18
+from offsupport.nn.projected import projection_head
+from offsupport.testing import toy_images
+from offsupport.testing.case import changed, quiet, same_bits
+
+BATCHES = 9
+METHODS = ("bn", "tent", "shot", "eata", "sar", "ttac", "tttpp", "tesla", "tesla-s", "tent+sc", "tesla-s+sc")
+
+
+class KillError(Exception):
+    pass
+
+
+def network():
+    """As the zoo gives them: channels last, where 1x1 kernels have strides that say so."""
+    torch.manual_seed(0)
+    model = WithProjection(resnet18(4, width=4), projection_head(32, 16)).eval()
+    return model.to(memory_format=torch.channels_last)
+
+
+@pytest.fixture(scope="module")
+def images():
+    x, y = zip(*(toy_images(16, seed=i) for i in range(BATCHES)), strict=True)
+    return torch.cat(x), torch.cat(y)
+
+
+def stream_of(images, seed=0):
+    return stream_arrays(images[0].numpy(), images[1].numpy(), batch_size=16, seed=seed)
+
+
+def adapted(method):
+    model = network()
+    stats = None
+    if offsupport.methods.METHODS[method].info.source != "none":
+        source = [toy_images(24, seed=100 + i, shifted=False)[0] for i in range(3)]
+        stats = offsupport.source_stats(model, source, method)
+    with quiet():
+        return offsupport.adapt(model, method, source=stats, seed=3)
+
+
+class Killed:
+    """A stream that is cut off after so many batches."""
+
+    def __init__(self, stream, after):
+        self.stream, self.after = stream, after
+        self.sha256, self.order_hash = stream.sha256, stream.order_hash
+
+    def starting_at(self, number):
+        yield from itertools.islice(self.stream.starting_at(number), self.after - number)
+        raise KillError
+
+
+def kill(method, stream, path, after, protocol="online"):
+    with quiet(), pytest.raises(KillError):
+        evaluate(adapted(method), Killed(stream, after), protocol, checkpoint=Checkpoint(path, every=0.0))
+
+
+def require_same(a, b):
+    for name in ("correct", "labels", "index"):
+        assert np.array_equal(getattr(a, name), getattr(b, name)), name
+    for name in ("sizes", "domain_of", "passes", "events", "protocol", "method"):
+        assert getattr(a, name) == getattr(b, name), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_at_every_batch_it_ends_with_the_bits_of_one_go(images, method, tmp_path):
+    stream, whole = stream_of(images), adapted(method)
+    with quiet():
+        expected = evaluate(whole, stream)
+        for after in range(1, BATCHES):
+            kill(method, stream, tmp_path / "c", after)
+        again = adapted(method)
+        result = evaluate(again, stream, checkpoint=tmp_path / "c")
+    require_same(result, expected)
+    assert not changed(whole.snapshot(), again.snapshot())
+    assert not list(tmp_path.iterdir()), "a checkpoint is gone with its evaluation"
+
+
+@pytest.mark.parametrize("protocol", ["online", "continual", "episodic"])
+def test_every_protocol_goes_on(images, protocol, tmp_path):
+    stream = stream_of(images)
+    expected = evaluate(adapted("tent"), stream, protocol)
+    kill("tent", stream, tmp_path / "c", 4, protocol)
+    require_same(evaluate(adapted("tent"), stream, protocol, checkpoint=tmp_path / "c"), expected)
+
+
+def test_batches_of_ones_own_are_counted_through(images, tmp_path):
+    batches = [(x, y) for x, y, *_ in stream_of(images)]
+
+    def cut_off():
+        yield from batches[:3]
+        raise KillError
+
+    with pytest.raises(KillError):
+        evaluate(adapted("tent"), cut_off(), checkpoint=Checkpoint(tmp_path / "c", every=0.0))
+    result = evaluate(adapted("tent"), batches, checkpoint=tmp_path / "c")
+    require_same(result, evaluate(adapted("tent"), batches))
+
+
+def test_a_stream_starts_anywhere(images):
+    stream = stream_of(images)
+    for number in (0, 1, 5, BATCHES):
+        rest = list(itertools.islice(stream, number, None))
+        found = list(stream.starting_at(number))
+        assert len(found) == len(rest) == BATCHES - number
+        for a, b in zip(found, rest, strict=True):
+            assert same_bits(a.x, b.x)
+            assert a.index.tolist() == b.index.tolist()
+            assert a.domain == b.domain
+
+
+def test_asked_to_stop_it_finishes_its_batch_and_says_how_far_it_is(images, tmp_path, monkeypatch):
+    stream = stream_of(images)
+    monkeypatch.setattr(HEARD, "asked", True)
+    for done in (1, 2):
+        with pytest.raises(Stopped):
+            evaluate(adapted("tent"), stream, checkpoint=tmp_path / "c")
+        assert load_tensors(tmp_path / "c")[1]["batches"] == done
+    monkeypatch.setattr(HEARD, "asked", False)
+    require_same(evaluate(adapted("tent"), stream, checkpoint=tmp_path / "c"), evaluate(adapted("tent"), stream))
+
+
+def test_notes_are_kept_in_order(images, tmp_path):
+    stream, said = stream_of(images), ["first"]
+    with pytest.raises(KillError):
+        evaluate(adapted("bn"), Killed(stream, 2), checkpoint=Checkpoint(tmp_path / "c", 0.0, lambda: said))
+    later = Checkpoint(tmp_path / "c", 0.0, lambda: ["first", "second"])
+    with pytest.raises(KillError):
+        evaluate(adapted("bn"), Killed(stream, 4), checkpoint=later)
+    assert later.kept == ["first"]
+    last = Checkpoint(tmp_path / "c")
+    evaluate(adapted("bn"), stream, checkpoint=last)
+    assert last.kept == ["first", "second"]
+
+
+def test_a_checkpoint_of_something_else_is_refused(images, tmp_path):
+    stream, path = stream_of(images), tmp_path / "c"
+    kill("tent", stream, path, 2)
+    for method, other, protocol in (
+        ("bn", stream, "online"),
+        ("tent", stream_of(images, seed=1), "online"),
+        ("tent", stream_of((1 - images[0], images[1])), "online"),
+        ("tent", stream, "episodic"),
+    ):
+        with pytest.raises(CheckpointError, match="cannot be gone on from") as error:
+            evaluate(adapted(method), other, protocol, checkpoint=path)
+        assert "Remove it" in error.value.remedy
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="damaged"):
+        evaluate(adapted("tent"), stream, checkpoint=path)
+
+
+def test_tensors_come_back_in_their_memory_layout(tmp_path):
+    tensors = {
+        "rows": torch.rand(3, 4),
+        "last": torch.rand(2, 3, 5, 5).to(memory_format=torch.channels_last),
+        "one": torch.empty_strided((6, 4, 1, 1), (4, 1, 4, 4)).fill_(0.5),
+        "spread": torch.rand(8, 2)[::2],
+        "wide": torch.rand(1, 3).expand(4, 3),
+    }
+    save_tensors(tmp_path / "t", tensors, {"a": 1})
+    found, manifest = load_tensors(tmp_path / "t")
+    assert manifest == {"a": 1}
+    assert all(same_bits(found[name], tensor) for name, tensor in tensors.items())
+    assert all(found[name].stride() == tensors[name].stride() for name in ("rows", "last", "one"))
+    assert found["spread"].is_contiguous()
+    assert found["wide"].is_contiguous()
