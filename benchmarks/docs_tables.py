@@ -6,7 +6,8 @@ Each table stands between two comments that name it, ``<!-- table1 dense -->`` a
 under results/ and a group of columns; with the names of rows where only some are shown, ``<!-- table1 dense: vae -->``.
 Instead of a group, ``claims`` lists the claims, ``numbers`` every number on a line of its own, and ``printed`` puts
 what the paper prints behind what was measured, columns downwards; ``averages`` has the columns ``.../avg`` with passes
-and seconds from the cells and memory from results/memory.json; ``candidates`` has what was tried for each method.
+and seconds from the cells and memory from results/memory.json; ``gates`` has them with gates and ranks of the sparsity
+constraint; ``candidates`` has what was tried for each method.
 ``<!-- paper_cost hours -->`` has GPU hours.
 --check changes nothing and fails if a table is not what the results say.
 """
@@ -26,7 +27,7 @@ from offsupport.bench.store import Record, Store
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
-    *(ROOT / "docs" / name for name in ("extrapolate.md", "mae.md", "findings.md", "scales.md")),
+    *(ROOT / "docs" / name for name in ("extrapolate.md", "mae.md", "findings.md", "scales.md", "augment.md")),
     ROOT / "README.md",
 )
 MARKED = re.compile(r"(<!-- (\S+) (.+?) -->\n)(.*?)(<!-- /\2 \3 -->)", re.DOTALL)
@@ -45,8 +46,8 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
         if not (results / name / f"{name}.json").is_file():
             return found.group()  # a table of something else
         payload = stored(results / name)
-        if group == "averages":
-            return before + "".join(f"{line}\n" for line in _averages(payload["rows"], results, name)) + after
+        if group in BY_CELL:
+            return before + "".join(f"{line}\n" for line in BY_CELL[group](payload["rows"], results, name)) + after
         if methods:
             shown = methods.split(", ")
             payload = {"rows": [row for row in payload["rows"] if row["method"] in shown], "claims": []}
@@ -150,13 +151,9 @@ def _measured_printed(row: dict[str, Any]) -> str:
 
 def _averages(rows: list[dict[str, Any]], results: Path, name: str) -> list[str]:
     """Average errors with intervals, and what a method costs."""
-    store = Store(results / name)
-    read = [store.read(cell.key) for cell in store.grid()]
-    found = parts_of(record for record in read if isinstance(record, Record))
     memory = {line["method"]: line["megabytes"] for line in json.loads((results / "memory.json").read_text())}
     body = []
-    for row in (row for row in rows if row["column"].endswith("/avg")):
-        cells = [part.record for part in found if part.method == row["method"]]
+    for row, cells in _with_cells(rows, results / name):
         # The median: a cell may have waited for others, or for a machine that was put to sleep.
         seconds = statistics.median(cell.timing["seconds"] / cell.deterministic["n"] for cell in cells)
         batches = sum(len(cell.deterministic["trace"]) for cell in cells)
@@ -176,6 +173,40 @@ def _averages(rows: list[dict[str, Any]], results: Path, name: str) -> list[str]
         )
     heads = ["method", "error, %", "95 % interval", "printed", "seeds", "passes per batch", "ms per image", "MB"]
     return _markdown(heads, body)
+
+
+def _gates(rows: list[dict[str, Any]], results: Path, name: str) -> list[str]:
+    """Average errors with intervals, and what the updates of the sparsity constraint are at the end of a stream."""
+    body = []
+    for row, cells in _with_cells(rows, results / name):
+        found = [cell.deterministic["findings"] for cell in cells if "findings" in cell.deterministic]
+        interval = f"{row['low']:.2f} to {row['high']:.2f}"
+        body.append(
+            [f"`{row['method']}`", f"{row['value']:.2f}", interval, *(_update_words(found) if found else "   ")]
+        )
+    heads = ["method", "error, %", "95 % interval", "gates at zero, %", "effective rank", "change of the weights, %"]
+    return _markdown(heads, body)
+
+
+def _update_words(found: list[dict[str, Any]]) -> list[str]:
+    """Means over streams, and over layers where there is a number for each."""
+    updates = [update for each in found for update in each["updates"].values()]
+    rank, change = (statistics.fmean(update[key] for update in updates) for key in ("effective_rank", "change"))
+    zeros = statistics.fmean(each["zero_gates"] for each in found)
+    gated = any(each["gates"] for each in found)
+    return [f"{100 * zeros:.0f}" if gated else "no gates", f"{rank:.1f}", f"{100 * change:.1f}"]
+
+
+def _with_cells(rows: list[dict[str, Any]], folder: Path) -> list[tuple[dict[str, Any], list[Record]]]:
+    """Return the rows of averages, each with the results it is made of."""
+    store = Store(folder)
+    read = [store.read(cell.key) for cell in store.grid()]
+    found = parts_of(record for record in read if isinstance(record, Record))
+    averages = [row for row in rows if row["column"].endswith("/avg")]
+    return [(row, [part.record for part in found if part.method == row["method"]]) for row in averages]
+
+
+BY_CELL = {"averages": _averages, "gates": _gates}
 
 
 def _hours(payload: dict[str, Any]) -> list[str]:
