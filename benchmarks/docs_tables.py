@@ -181,9 +181,8 @@ def _gates(rows: list[dict[str, Any]], results: Path, name: str) -> list[str]:
     for row, cells in _with_cells(rows, results / name):
         found = [cell.deterministic["findings"] for cell in cells if "findings" in cell.deterministic]
         interval = f"{row['low']:.2f} to {row['high']:.2f}"
-        body.append(
-            [f"`{row['method']}`", f"{row['value']:.2f}", interval, *(_update_words(found) if found else "   ")]
-        )
+        words = _update_words(found) if found else [""] * 3
+        body.append([f"`{row['method']}`", f"{row['value']:.2f}", interval, *words])
     heads = ["method", "error, %", "95 % interval", "gates at zero, %", "effective rank", "change of the weights, %"]
     return _markdown(heads, body)
 

@@ -14,11 +14,24 @@ from offsupport.data import stream_arrays
 from offsupport.evaluation import Checkpoint, evaluate
 from offsupport.nn import WithProjection, resnet18
 from offsupport.nn.projected import projection_head
-from offsupport.testing import toy_images
+from offsupport.testing import NETWORKS, toy_images
 from offsupport.testing.case import changed, quiet, same_bits
 
 BATCHES = 9
-METHODS = ("bn", "tent", "shot", "eata", "sar", "ttac", "tttpp", "tesla", "tesla-s", "tent+sc", "tesla-s+sc")
+QUICK = {"steps": 1, "masks": 4}
+CASES = {
+    **{
+        name: (name, {})
+        for name in ("source", "bn", "tent", "shot", "eata", "sar", "ttac", "tttpp", "tesla", "tesla-s")
+    },
+    **{name: (name, {}) for name in ("tent+sc", "tesla-s+sc")},
+    "memo": ("memo", {"copies": 4}),
+    "tent, window": ("tent", {"window": 40}),
+    "tttpp, queue": ("tttpp", {"queue": 48}),
+    "mae-ttt": ("mae-ttt", QUICK),
+    "mae-ttt, online": ("mae-ttt", {**QUICK, "online": True}),
+    "mae-ttt+em, online": ("mae-ttt+em", {**QUICK, "online": True, "optimizers": "separate"}),
+}
 
 
 class KillError(Exception):
@@ -42,14 +55,15 @@ def stream_of(images, seed=0):
     return stream_arrays(images[0].numpy(), images[1].numpy(), batch_size=16, seed=seed)
 
 
-def adapted(method):
-    model = network()
+def adapted(case):
+    method, hyper = CASES[case]
+    model = NETWORKS["mae"]() if method.startswith("mae") else network()
     stats = None
     if offsupport.methods.METHODS[method].info.source != "none":
         source = [toy_images(24, seed=100 + i, shifted=False)[0] for i in range(3)]
         stats = offsupport.source_stats(model, source, method)
     with quiet():
-        return offsupport.adapt(model, method, source=stats, seed=3)
+        return offsupport.adapt(model, method, source=stats, seed=3, **hyper)
 
 
 class Killed:
@@ -76,12 +90,12 @@ def require_same(a, b):
         assert getattr(a, name) == getattr(b, name), name
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CASES)
 def test_killed_at_every_batch_it_ends_with_the_bits_of_one_go(images, method, tmp_path):
     stream, whole = stream_of(images), adapted(method)
     with quiet():
         expected = evaluate(whole, stream)
-        for after in range(1, BATCHES):
+        for after in range(1, BATCHES, 1 + 2 * method.startswith("m")):
             kill(method, stream, tmp_path / "c", after)
         again = adapted(method)
         result = evaluate(again, stream, checkpoint=tmp_path / "c")
@@ -137,8 +151,8 @@ def test_asked_to_stop_it_finishes_its_batch_and_says_how_far_it_is(images, tmp_
 def test_notes_are_kept_in_order(images, tmp_path):
     stream, said = stream_of(images), ["first"]
     with pytest.raises(KillError):
-        evaluate(adapted("bn"), Killed(stream, 2), checkpoint=Checkpoint(tmp_path / "c", 0.0, lambda: said))
-    later = Checkpoint(tmp_path / "c", 0.0, lambda: ["first", "second"])
+        evaluate(adapted("bn"), Killed(stream, 2), checkpoint=Checkpoint(tmp_path / "c", 0.0, notes=lambda: said))
+    later = Checkpoint(tmp_path / "c", 0.0, notes=lambda: ["first", "second"])
     with pytest.raises(KillError):
         evaluate(adapted("bn"), Killed(stream, 4), checkpoint=later)
     assert later.kept == ["first"]
@@ -150,13 +164,16 @@ def test_notes_are_kept_in_order(images, tmp_path):
 def test_a_checkpoint_of_something_else_is_refused(images, tmp_path):
     stream, path = stream_of(images), tmp_path / "c"
     kill("tent", stream, path, 2)
+    other_version = Checkpoint(path, about={"torch": "1.0"})
+    with pytest.raises(CheckpointError, match="KeyError 'torch'"):
+        evaluate(adapted("tent"), stream, checkpoint=other_version)
     for method, other, protocol in (
         ("bn", stream, "online"),
         ("tent", stream_of(images, seed=1), "online"),
         ("tent", stream_of((1 - images[0], images[1])), "online"),
         ("tent", stream, "episodic"),
     ):
-        with pytest.raises(CheckpointError, match="cannot be gone on from") as error:
+        with pytest.raises(CheckpointError, match="no checkpoint of this evaluation") as error:
             evaluate(adapted(method), other, protocol, checkpoint=path)
         assert "Remove it" in error.value.remedy
     data = bytearray(path.read_bytes())
@@ -170,6 +187,7 @@ def test_tensors_come_back_in_their_memory_layout(tmp_path):
     tensors = {
         "rows": torch.rand(3, 4),
         "last": torch.rand(2, 3, 5, 5).to(memory_format=torch.channels_last),
+        "turned": torch.rand(3, 2).T,
         "one": torch.empty_strided((6, 4, 1, 1), (4, 1, 4, 4)).fill_(0.5),
         "spread": torch.rand(8, 2)[::2],
         "wide": torch.rand(1, 3).expand(4, 3),
@@ -178,6 +196,39 @@ def test_tensors_come_back_in_their_memory_layout(tmp_path):
     found, manifest = load_tensors(tmp_path / "t")
     assert manifest == {"a": 1}
     assert all(same_bits(found[name], tensor) for name, tensor in tensors.items())
-    assert all(found[name].stride() == tensors[name].stride() for name in ("rows", "last", "one"))
+    assert all(found[name].stride() == tensors[name].stride() for name in ("rows", "last", "turned", "one"))
     assert found["spread"].is_contiguous()
     assert found["wide"].is_contiguous()
+
+
+@pytest.mark.parametrize("strides", [[5, 0], [1], [-3, 1], [2, 2], [10**12, 1]])
+def test_a_layout_that_cannot_be_is_not_taken(tmp_path, strides):
+    save_tensors(tmp_path / "t", {"a": torch.rand(2, 3)}, {"strides": {"a": strides, "absent": [1]}})
+    assert load_tensors(tmp_path / "t")[0]["a"].is_contiguous()
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing_but_the_checkpoint(images, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("offsupport.evaluation.passing.save_tensors", refuse)
+    result = evaluate(adapted("tent"), stream_of(images), checkpoint=Checkpoint(tmp_path / "c", every=0.0))
+    require_same(result, evaluate(adapted("tent"), stream_of(images)))
+    monkeypatch.setattr(HEARD, "asked", True)
+    with pytest.raises(OSError, match="No space"):
+        evaluate(adapted("tent"), stream_of(images), checkpoint=tmp_path / "c")
+
+
+def test_state_from_a_file_follows_the_device_of_the_model(images, monkeypatch):
+    x = next(iter(stream_of(images))).x
+    given, other = adapted("tesla"), adapted("tesla")
+    with quiet():
+        given(x)
+    extra, taken = given.get_extra_state(), []
+    other.model.to("meta")  # stands for a GPU: what stays behind on the CPU is seen
+    monkeypatch.setattr(other, "restore", taken.append)
+    other.adopt(extra["state"], extra)
+    (snapshot,) = taken
+    at_home = {name for name, t in snapshot.flat().items() if t.device.type == "cpu"}
+    assert at_home == {"generator", *(f"optimizer/{name}" for name in snapshot.optimizer if name.endswith("/step"))}
+    assert other.events == given.events

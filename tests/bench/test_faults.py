@@ -15,7 +15,8 @@ import torch
 from bench_kinds import square_cell
 from torch import nn
 
-from offsupport.bench import Place, Store, run_cells
+from offsupport.bench import Cell, Place, Store, run_cells
+from offsupport.bench.adapt_cell import AdaptConfig
 from offsupport.bench.models import MODELS, BuiltIn, load_model
 from offsupport.bench.runs import run_grid
 
@@ -109,6 +110,21 @@ def test_single_workers_killed_five_times(tmp_path):
 def workers_of(pid: int) -> list[int]:
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_workers_killed_in_the_middle_of_a_cell_are_gone_on_from(tmp_path):
+    whole = AdaptConfig(dataset="digits-c", corruption="contrast", method="tesla", limit=160, batch_size=16).cell()
+    said: list[str] = []
+    run_cells([whole], Place(tmp_path / "whole"))
+    cell = Cell("bench_kinds:killed", whole.config)
+    assert run_cells([cell], Place(tmp_path / "killed"), announce=said.append).complete
+    assert sum("exit code -9; trying again" in line for line in said) == 2
+    first, second, third = computed(tmp_path / "killed")
+    assert first == 0 < second < third, "each began where the one before it had got to"
+    now, expected = (Store(tmp_path / name).read(of.key) for name, of in (("killed", cell), ("whole", whole)))
+    assert now.deterministic == expected.deterministic
+    assert now.provenance == expected.provenance
+    assert not list(tmp_path.glob("*/checkpoints/*"))
 
 
 def test_a_second_run_on_the_folder_is_refused_and_harms_nothing(tmp_path):

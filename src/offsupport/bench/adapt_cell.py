@@ -13,6 +13,7 @@ from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
 from offsupport.bench.correctness import pack
 from offsupport.bench.devices import check_device, require_gpus
 from offsupport.bench.models import pinned
+from offsupport.bench.versions import versions
 from offsupport.core.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -130,11 +131,11 @@ def _evaluated(
 
     if place.checkpoint is None:
         return evaluate(adapter, stream, config.protocol), []
-    checkpoint = Checkpoint(place.checkpoint, notes=lambda: list(map(_text, said)))
+    checkpoint = Checkpoint(place.checkpoint, about=versions(), notes=lambda: list(map(_text, said)))
     try:
         return evaluate(adapter, stream, config.protocol, checkpoint=checkpoint), checkpoint.kept
-    except CheckpointError:  # of a version that meant something else by the cell, or damaged: it is not needed
-        place.checkpoint.unlink()
+    except CheckpointError:  # damaged, or of other versions or another CPU: half of each would be neither
+        place.checkpoint.unlink(missing_ok=True)
         return evaluate(adapter, stream, config.protocol, checkpoint=checkpoint), checkpoint.kept
 
 

@@ -116,8 +116,12 @@ def make_cell(kind: str, config: Any) -> Cell:
 def compute(cell: Cell, place: Place) -> Outcome:
     """Compute one cell in this process, with the number of threads it asks for; go on where it was stopped before."""
     kind = _kind(cell)
-    checkpoint = place.folder / "checkpoints" / f"{cell.key}.safetensors"
-    return kind.run(_settings(cell, kind), dataclasses.replace(place, checkpoint=checkpoint))
+    return kind.run(_settings(cell, kind), dataclasses.replace(place, checkpoint=checkpoint_of(cell, place)))
+
+
+def checkpoint_of(cell: Cell, place: Place) -> Path:
+    """Return the file in which a cell keeps how far it is; whoever stores its result removes it."""
+    return place.folder / "checkpoints" / f"{cell.key}.safetensors"
 
 
 def prepare(cells: Iterable[Cell], place: Place) -> None:

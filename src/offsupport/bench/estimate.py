@@ -39,7 +39,10 @@ class Cost:
         """Return the estimate as a sentence that says what it rests on."""
         if self.done == self.cells:
             return "All results are there."
-        bases = {"results": "times of results that are there", "trials": f"one batch of {TRIAL} images, run just now"}
+        bases = {
+            "results": "times of results that are there",
+            "trials": f"one batch of {TRIAL} images, run just now on the CPU",
+        }
         basis = " and ".join(f"{bases[name]} ({n} cells)" for name, n in self.sources.items() if n)
         return (
             f"About {_time(self.seconds)} of one worker ({self.forward:,} images forwards, {self.backward:,} back), "

@@ -65,6 +65,7 @@ class _Pool:
                 for worker in self._ready():
                     self._handle(worker)
         finally:
+            self.job.stop.tell = lambda: None
             self._stop()
 
     def _add(self, gpu: str | None) -> None:
@@ -98,11 +99,11 @@ class _Pool:
         self._feed(worker)
 
     def _replace(self, worker: _Worker, cell: Cell) -> None:
+        self.workers.remove(worker)  # first: once it has been waited for, its number may be another process's
         worker.process.join()
         if self.job.died(cell, f"its worker ended with exit code {worker.process.exitcode}"):
             self.waiting.append(cell)
         worker.pipe.close()
-        self.workers.remove(worker)
         if self.waiting and not self.job.stop:
             self._add(worker.gpu)
 

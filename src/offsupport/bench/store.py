@@ -75,6 +75,9 @@ class Store:
         with folder_lock(self.folder):
             for leftover in self.folder.glob("*/.*.tmp"):
                 leftover.unlink(missing_ok=True)
+            for checkpoint in self.folder.glob("checkpoints/*.safetensors"):
+                if self.path(checkpoint.stem).exists():
+                    checkpoint.unlink(missing_ok=True)
             yield
 
     def write(self, cell: Cell, outcome: Outcome) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from offsupport.bench.cell import Cell, Place, compute
+from offsupport.bench.cell import Cell, Place, checkpoint_of, compute
 from offsupport.bench.store import Store, result_file
 from offsupport.core.errors import OffsupportError
 from offsupport.core.interrupts import HEARD, Stopped, heed
@@ -26,8 +26,8 @@ class Report(NamedTuple):
 
 def work(pipe: Connection, place: Place) -> None:
     """Compute cells until the pipe says None or the parent is gone; Ctrl-C leaves one where it can be taken up."""
-    follow_parent()
     heed()
+    follow_parent()
     store = Store(place.folder)
     with contextlib.suppress(EOFError, BrokenPipeError):
         for cell in iter(pipe.recv, None):
@@ -46,6 +46,7 @@ def attempt(cell: Cell, place: Place, keep: Callable[[Cell, bytes], None]) -> st
     """Compute a cell and hand its result file to ``keep``; return what went wrong, if anything."""
     try:
         keep(cell, result_file(cell, compute(cell, place)))
+        checkpoint_of(cell, place).unlink(missing_ok=True)
     except Stopped:
         raise
     except OffsupportError as error:

@@ -50,9 +50,8 @@ def load_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     manifest = json.loads(text)
     if manifest.pop("schema") != SCHEMA:
         raise FileError(f"{path} was written by another version of offsupport.", "Save it again with this one.")
-    for name, strides in manifest.pop(_STRIDES, {}).items():
-        tensors[name] = _laid_out(tensors[name], strides)
-    return tensors, manifest
+    strides = manifest.pop(_STRIDES, {})
+    return {name: _laid_out(tensor, strides.get(name)) for name, tensor in tensors.items()}, manifest
 
 
 def _by_rows(tensor: Tensor) -> tuple[int, ...]:
@@ -60,12 +59,23 @@ def _by_rows(tensor: Tensor) -> tuple[int, ...]:
     return torch.empty(tensor.shape, device="meta").stride()
 
 
-def _laid_out(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """Return a tensor in another memory layout: the same numbers take other, differently rounding, kernels there."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
-    if last + 1 != tensor.numel():  # a view that overlaps or has gaps: nothing that was ever computed with
+def _laid_out(tensor: Tensor, strides: Sequence[int] | None) -> Tensor:
+    """Return a tensor in the memory layout it had: in another one the same numbers are rounded by other kernels."""
+    if strides is None or not _dense(tensor.shape, strides):
         return tensor
     return torch.empty_strided(tuple(tensor.shape), tuple(strides), dtype=tensor.dtype).copy_(tensor)
+
+
+def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a layout is a permutation of rows, without gaps or overlaps."""
+    if len(shape) != len(strides):
+        return False
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return all(0 <= stride <= expected for stride in strides)
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:

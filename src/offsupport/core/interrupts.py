@@ -6,9 +6,10 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from types import FrameType
 
-FIRST = "Finishing the batches in hand; Ctrl-C again stops at once."
+FIRST = "Stopping where it can go on from; Ctrl-C again stops at once."
 
 
 class Interrupted(KeyboardInterrupt):
@@ -35,10 +36,10 @@ class Interrupt:
         announce: Given a line for people when it happens.
     """
 
-    def __init__(self, announce: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, announce: Callable[[str], None]) -> None:
         self.asked = False
         self.tell: Callable[[], None] = lambda: None
-        """Called when it happens, for those who do not hear it themselves."""
+        """Called when it happens, for processes that do not hear it themselves."""
         self._announce = announce
 
     def __bool__(self) -> bool:
@@ -53,8 +54,10 @@ class Interrupt:
         self._announce(FIRST)
 
 
-class Heard(Interrupt):
-    """The same in a process that works for another: however often it is asked, it decides itself where it stops."""
+class Heard:
+    """Whether a worker has been asked to stop, which it does where it can go on from."""
+
+    asked = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Note the signal."""
@@ -62,11 +65,11 @@ class Heard(Interrupt):
 
 
 HEARD = Heard()
-"""Whether this process was asked, if it is a worker; see :func:`heed`."""
+"""Of this process; never asked where it is no worker."""
 
 
 def heed() -> None:
-    """In a worker: from here on Ctrl-C is noted in :data:`HEARD`, also one that came before there was an ear for it."""
+    """Called first in a worker: from here on Ctrl-C is noted, also one that came while it could not be heard."""
     signal.signal(signal.SIGINT, HEARD.handle)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -95,6 +98,7 @@ def two_steps(announce: Callable[[str], None]) -> Iterator[Interrupt]:
 @contextlib.contextmanager
 def deaf_children() -> Iterator[None]:
     """Processes started inside do not hear Ctrl-C before they say that they will (:func:`heed`)."""
+    resource_tracker.ensure_running()  # which unblocks the signal when it starts, as the first process would make it do
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Iterator
 
@@ -51,8 +50,7 @@ def worker_environment(gpu: str | None = None) -> Iterator[None]:
 
 
 def follow_parent() -> None:
-    """Called first in a worker: Ctrl-C is the parent's to handle, and when the parent is gone, so is the worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Called first in a worker: when its parent is gone, so is the worker."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 

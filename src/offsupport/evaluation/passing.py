@@ -83,19 +83,21 @@ class Pass:
         """Go on from what :meth:`save` wrote, and return its notes; what belongs to something else is refused."""
         try:
             tensors, saved = load_tensors(path)
-            if any(saved[name] != value for name, value in {**about, "protocol": self.protocol}.items()):
-                raise FileError("Its data, their order or the protocol are others.")
+            for name, value in {**about, "protocol": self.protocol}.items():
+                if saved[name] != value:
+                    raise FileError(f"{name} was {saved[name]}, is {value}.")
             state = {name.removeprefix("state/"): t for name, t in tensors.items() if name.startswith("state/")}
+            counts = {name: type(getattr(self, name))(saved[name]) for name in _COUNTS}
+            arrays = {name: [tensors[name].numpy()] for name in _PER_PREDICTION}
+            notes = list(saved["notes"])
             self.adapted.set_extra_state({**saved["adapter"], "state": state})
-        except (FileError, KeyError) as error:
+        except (FileError, KeyError, TypeError, ValueError) as error:
+            said = error.message if isinstance(error, FileError) else f"{type(error).__name__} {error}"
             raise CheckpointError(
-                f"{path} cannot be gone on from: {error}", "Remove it to start at the beginning."
+                f"{path} is no checkpoint of this evaluation: {said}", "Remove it to start at the beginning."
             ) from error
-        for name in _PER_PREDICTION:
-            setattr(self, name, [tensors[name].numpy()])
-        for name in _COUNTS:
-            setattr(self, name, type(getattr(self, name))(saved[name]))
-        return list(saved["notes"])
+        vars(self).update(counts, **arrays)
+        return notes
 
     def _reset(self) -> None:
         """Reset the adapter without losing what it has counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import time
@@ -21,16 +22,18 @@ class Checkpoint:
     """Where an evaluation keeps how far it is, so that one that was killed goes on from there to the same result.
 
     Args:
-        path: The file; there while the evaluation is not at its end.
-        every: Seconds between two versions of it.
-        notes: Returns lines of the caller's own that are kept beside it.
-        kept: Those lines, from the version that was gone on from.
+        path: The file; whoever gives one of these removes it.
+        every: Seconds between two versions of it, or more where writing takes more than a twentieth of that.
+        about: What else must be the same when it goes on, as plain JSON values.
+        notes: Returns lines of the caller's own to keep beside it.
     """
 
     path: Path
     every: float = 60.0
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: Callable[[], list[str]] = list
-    kept: list[str] = dataclasses.field(default_factory=list)
+    kept: list[str] = dataclasses.field(default_factory=list, init=False)
+    """Those lines, as of the version it went on from."""
 
 
 def evaluate(
@@ -63,24 +66,29 @@ def evaluate(
     if checkpoint is None:
         for batch in stream:
             run.take(batch)
-        return run.result()
-    return _kept(run, stream, checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(Path(checkpoint)))
+    elif isinstance(checkpoint, Checkpoint):
+        _keeping(run, stream, checkpoint)
+    else:
+        _keeping(run, stream, Checkpoint(Path(checkpoint)))
+        Path(checkpoint).unlink(missing_ok=True)
+    return run.result()
 
 
-def _kept(run: Pass, stream: Iterable[Any], checkpoint: Checkpoint) -> Result:
+def _keeping(run: Pass, stream: Iterable[Any], checkpoint: Checkpoint) -> None:
     """Go through a stream from where the checkpoint says, and let it say how far that got."""
-    about = {"data": getattr(stream, "sha256", None), "order": getattr(stream, "order_hash", None)}
+    about = {"data": getattr(stream, "sha256", None), "order": getattr(stream, "order_hash", None), **checkpoint.about}
     if checkpoint.path.exists():
         checkpoint.kept = run.load(checkpoint.path, about)
     start = getattr(stream, "starting_at", lambda number: itertools.islice(stream, number, None))
-    written = time.monotonic()
+    due = time.monotonic() + checkpoint.every
     for batch in start(run.batches):
         run.take(batch)
-        due = HEARD or time.monotonic() - written >= checkpoint.every
-        if due and run.sizes:
-            run.save(checkpoint.path, {**about, "notes": list(dict.fromkeys([*checkpoint.kept, *checkpoint.notes()]))})
-            written = time.monotonic()
-        if HEARD:
+        stop = HEARD.asked
+        if run.sizes and (stop or time.monotonic() >= due):
+            began = time.monotonic()
+            notes = list(dict.fromkeys([*checkpoint.kept, *checkpoint.notes()]))
+            with contextlib.nullcontext() if stop else contextlib.suppress(OSError):  # a full disk may have room later
+                run.save(checkpoint.path, {**about, "notes": notes})
+            due = time.monotonic() + max(checkpoint.every, 20 * (time.monotonic() - began))
+        if stop:
             raise Stopped
-    checkpoint.path.unlink(missing_ok=True)
-    return run.result()

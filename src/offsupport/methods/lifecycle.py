@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,5 +79,10 @@ class Lifecycle(nn.Module):
     def set_extra_state(self, extra: dict[str, Any]) -> None:
         """Undo :meth:`get_extra_state`; state of another method or of other weights is refused, before any change."""
         persist.require_identity(self, extra["identity"], "This state dict")
-        self.restore(state.Snapshot.from_flat(extra["state"]))
-        self.events, self.passes = dict(extra["events"]), dict(extra["passes"])
+        self.adopt(extra["state"], extra)
+
+    def adopt(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
+        """Go on from a flattened snapshot and its counters, wherever the tensors come from."""
+        device = next(self.model.parameters(), torch.empty(0)).device
+        self.restore(state.Snapshot.from_flat(tensors).map(lambda tensor: tensor.to(device)))
+        self.events, self.passes = dict(counters["events"]), dict(counters["passes"])

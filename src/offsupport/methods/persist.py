@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from offsupport.core.checkpoints import load_tensors, save_tensors, tensors_sha256
 from offsupport.core.config import to_dict
 from offsupport.core.errors import FileError
-from offsupport.methods.state import Snapshot
 
 if TYPE_CHECKING:
     from offsupport.methods.lifecycle import Lifecycle
@@ -79,5 +78,4 @@ def load(adapter: Lifecycle, path: Path | str) -> None:
     """Read an adapter's state; see :meth:`Adapter.load`."""
     tensors, manifest = load_tensors(path)
     require_identity(adapter, manifest, str(path))
-    adapter.restore(Snapshot.from_flat(tensors))
-    adapter.events, adapter.passes = dict(manifest["events"]), dict(manifest["passes"])
+    adapter.adopt(tensors, manifest)
