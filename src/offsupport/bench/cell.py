@@ -121,7 +121,7 @@ def compute(cell: Cell, place: Place) -> Outcome:
 
 def checkpoint_of(cell: Cell, place: Place) -> Path:
     """Return the file in which a cell keeps how far it is; whoever stores its result removes it."""
-    return place.folder / "checkpoints" / f"{cell.key}.safetensors"
+    return Path(place.folder) / "checkpoints" / f"{cell.key}.safetensors"
 
 
 def prepare(cells: Iterable[Cell], place: Place) -> None:
