@@ -23,6 +23,8 @@ Interval = tuple[float, float, float]
 
 _WIDTH = 5.3
 """Inches at which an 11 point letter is still readable on a phone."""
+_LINE = 0.23
+"""Inches of a line of the legend; two of them have room without asking."""
 _INK = "#010203"
 """Drawn in this colour, shown in the page's text colour."""
 _DROPPED = (r"<metadata>.*?</metadata>", r'(?<=<g) id="[^"]*"', r' (width|height)="[\d.]+pt"')
@@ -210,17 +212,20 @@ def running_mean(values: Sequence[float]) -> list[float]:
 
 
 def _short(name: str, longest: int = 30) -> str:
-    """A name too long to leave room for the drawing loses its middle."""
+    """A name too long to leave room for the drawing loses the hash of its model's weights, and then its middle."""
+    name = name if len(name) <= longest else re.sub(r"@[0-9a-f]{12}\b", "", name)
     half = longest // 2
     return name if len(name) <= longest else f"{name[:half]}…{name[-half + 1 :]}"
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Put the names above the axes, in reading order (matplotlib fills columns first)."""
+    """Put the names above the axes, in reading order (matplotlib fills columns first), and make room for them."""
     handles, names = axes.get_legend_handles_labels()
     if names:
         columns = min(len(names), max(1, 52 // (max(map(len, names)) + 5)))
         order = [i for column in range(columns) for i in range(column, len(names), columns)]
+        lines = -(-len(names) // columns)
+        figure.set_figheight(figure.get_figheight() + _LINE * max(0, lines - 2))
         figure.legend(
             [handles[i] for i in order],
             [names[i] for i in order],
