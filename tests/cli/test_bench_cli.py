@@ -253,8 +253,10 @@ def test_interrupt_ends_with_130_and_leaves_a_run_that_resumes(tmp_path):
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("everybody", [True, False])
-def test_interrupt_in_a_long_cell_ends_after_a_batch_and_goes_on_from_there(tmp_path, everybody):
+@pytest.mark.parametrize(
+    ("everybody", "number"), [(True, signal.SIGINT), (False, signal.SIGINT), (False, signal.SIGTERM)]
+)
+def test_interrupt_in_a_long_cell_ends_after_a_batch_and_goes_on_from_there(tmp_path, everybody, number):
     """A terminal sends the signal to everybody, a supervisor to the one it knows; first, workers just start."""
     words = ["--dataset", "digits-c", "--corruptions", "contrast", "--methods", "tesla+sc", "--batch-size", "16"]
     out = tmp_path / "interrupted"
@@ -264,7 +266,7 @@ def test_interrupt_in_a_long_cell_ends_after_a_batch_and_goes_on_from_there(tmp_
         while not _workers(run.pid) and time.monotonic() < deadline:
             time.sleep(0.02)
         time.sleep(pause)
-        (os.killpg if everybody else os.kill)(run.pid, signal.SIGINT)
+        (os.killpg if everybody else os.kill)(run.pid, number)
         assert run.wait(timeout=30) == 130
         assert not list(out.glob("cells/*.json"))
         begun = len(list(out.glob("checkpoints/*.safetensors")))

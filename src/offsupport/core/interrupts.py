@@ -78,19 +78,22 @@ def heed() -> None:
 def two_steps(announce: Callable[[str], None]) -> Iterator[Interrupt]:
     """Inside, the first Ctrl-C is only noted; when the block has ended on its own, the interrupt is raised.
 
-    Signals reach the main thread alone, and a process told to ignore them goes on ignoring them.
+    So is SIGTERM, by which ``kill`` and cluster managers ask. Signals reach the main thread alone, and a process told
+    to ignore them goes on ignoring them.
     """
     interrupt = Interrupt(announce)
-    before = signal.getsignal(signal.SIGINT)
-    raises = before in (signal.default_int_handler, interrupted)
-    if threading.current_thread() is not threading.main_thread() or not raises:
-        yield interrupt
-        return
-    signal.signal(signal.SIGINT, interrupt.handle)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    usual = (signal.default_int_handler, interrupted, signal.SIG_DFL)
+    heard = {number: handler for number, handler in before.items() if handler in usual}
+    if threading.current_thread() is not threading.main_thread():
+        heard = {}
+    for number in heard:
+        signal.signal(number, interrupt.handle)
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in heard.items():
+            signal.signal(number, handler)
     if interrupt:
         raise Interrupted
 
