@@ -10,7 +10,7 @@ from offsupport.core.errors import ConfigError
 from offsupport.functional import wilson
 from offsupport.paper import TABLES, Options, ablation, cells_of, payload
 from offsupport.paper.declare import below
-from offsupport.paper.errors import below_claims, error_rows
+from offsupport.paper.errors import below_claims, below_each, error_rows
 
 TABLE2 = TABLES["table2"]
 
@@ -91,6 +91,20 @@ def test_claims_pair_images():
     assert claim.evidence["value"] == pytest.approx(-3.0)
     (reverse,) = below_claims(records, [("bn", "tent")])
     assert reverse.verdict == "does-not-hold"
+
+
+def test_claims_compare_the_seeds_that_both_have():
+    records = [
+        make_record("tent", "fog", flags(20), seed=0),
+        make_record("bn", "fog", flags(24), seed=0),
+        make_record("bn", "fog", flags(80), seed=1),  # an order of the stream that tent never saw
+    ]
+    (claim,) = below_claims(records, [("tent", "bn")])
+    assert claim.evidence["value"] == pytest.approx(-2.0)
+    (each,) = below_each(records, "tent", "bn")
+    assert each.evidence["value"] == pytest.approx(-2.0)
+    (apart,) = below_claims([records[0], records[2]], [("tent", "bn")])
+    assert apart.evidence["value"] == pytest.approx(-30.0)
 
 
 def test_table2_grid():

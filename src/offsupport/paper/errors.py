@@ -33,13 +33,17 @@ def error_rows(records: Sequence[Record], printed: Printed) -> list[Row]:
 
 
 def below_claims(records: Sequence[Record], pairs: Sequence[tuple[str, str]]) -> list[Claim]:
-    """Check for each data set and pair (a, b) that the average error of a is below that of b, on shared columns."""
+    """Check for each data set and pair (a, b) that the average error of a is below that of b, on shared columns.
+
+    Only seeds that both have are compared: a seed is an order of the stream, and one that helps would help one of them.
+    """
     claims = []
     for dataset, table in _by_dataset(records).items():
         for better, worse in pairs:
             shared = [column for column in table.get(better, {}) if column in table.get(worse, {})]
             if shared:
-                ours, theirs = ([part for c in shared for part in table[name][c]] for name in (better, worse))
+                both = [_same_seeds(table[better][column], table[worse][column]) for column in shared]
+                ours, theirs = ([part for found in side for part in found] for side in zip(*both, strict=True))
                 sentence = f"{better} has a lower average error than {worse} on {dataset}"
                 claims.append(below(sentence, difference(ours, theirs), f"error({better}) - error({worse})"))
     return claims
@@ -52,9 +56,21 @@ def below_each(records: Sequence[Record], better: str, worse: str) -> list[Claim
         ours, theirs = table.get(better, {}), table.get(worse, {})
         for column in (column for column in ours if column in theirs):
             sentence = f"{better} has a lower error than {worse} on {column}"
-            found = difference(ours[column], theirs[column])
+            found = difference(*_same_seeds(ours[column], theirs[column]))
             claims.append(below(sentence, found, f"error({better}) - error({worse})"))
     return claims
+
+
+def _same_seeds(ours: Sequence[Part], theirs: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+    """Return what both sides have of the seeds that both have; all, where they have none in common."""
+    seeds = {_seed(part) for part in ours} & {_seed(part) for part in theirs}
+    if not seeds:
+        return list(ours), list(theirs)
+    return [part for part in ours if _seed(part) in seeds], [part for part in theirs if _seed(part) in seeds]
+
+
+def _seed(part: Part) -> int:
+    return int(part.record.cell.config["seed"])
 
 
 def _by_dataset(records: Sequence[Record]) -> dict[str, Columns]:
