@@ -24,6 +24,7 @@ from typing import Any
 
 from offsupport.bench.results import parts_of
 from offsupport.bench.store import Record, Store
+from offsupport.report.constraint_figures import update_means
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
@@ -188,10 +189,8 @@ def _gates(rows: list[dict[str, Any]], results: Path, name: str) -> list[str]:
 
 
 def _update_words(found: list[dict[str, Any]]) -> list[str]:
-    """Means over streams, and over layers where there is a number for each."""
-    updates = [update for each in found for update in each["updates"].values()]
-    rank, change = (statistics.fmean(update[key] for update in updates) for key in ("effective_rank", "change"))
-    zeros = statistics.fmean(each["zero_gates"] for each in found)
+    """Means over streams and layers, as the report has them."""
+    zeros, rank, change = update_means(found)
     gated = any(each["gates"] for each in found)
     return [f"{100 * zeros:.0f}" if gated else "no gates", f"{rank:.1f}", f"{100 * change:.1f}"]
 

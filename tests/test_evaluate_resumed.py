@@ -232,3 +232,22 @@ def test_state_from_a_file_follows_the_device_of_the_model(images, monkeypatch):
     at_home = {name for name, t in snapshot.flat().items() if t.device.type == "cpu"}
     assert at_home == {"generator", *(f"optimizer/{name}" for name in snapshot.optimizer if name.endswith("/step"))}
     assert other.events == given.events
+
+
+def test_images_are_brought_to_the_model(images, monkeypatch):
+    """Streams give images of the CPU; a model on another device need not be told."""
+    seen, asked = [], []
+    given = adapted("bn")
+    monkeypatch.setattr(type(given), "device", property(lambda self: torch.device("meta")))
+    monkeypatch.setattr(given, "forward", lambda x: seen.append(x.device.type) or torch.zeros(len(x), 4))
+    evaluate(given, [(images[0][:16], images[1][:16])])
+    assert seen == ["meta"]
+    monkeypatch.setattr(
+        "offsupport.methods.source_images.check_input", lambda x, model: asked.append(x.device.type) or x
+    )
+    monkeypatch.setattr(
+        "offsupport.methods.eata.Eata.collect", lambda self, batches: {"n": torch.tensor(len(list(batches)))}
+    )
+    monkeypatch.setattr("offsupport.methods.eata.Eata.device", property(lambda self: torch.device("meta")))
+    offsupport.source_stats(network(), [images[0][:16]], "eata")
+    assert asked == ["meta"]

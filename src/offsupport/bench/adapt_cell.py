@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from offsupport.core.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from torch import nn
 
-    from offsupport.data import Batch, Stream
+    from offsupport.data import Stream
     from offsupport.evaluation import Result
     from offsupport.methods import Adapter
 
@@ -101,7 +101,7 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         adapter = adapter_of(config, model, place)
-        result, kept = _evaluated(adapter, _moved(stream, config.device), config, place, said)
+        result, kept = _evaluated(adapter, stream, config, place, said)
     remarks = list(dict.fromkeys([*kept, *map(_text, said)]))
     if adapter.source and config.source_split == "test":
         remarks.append(LEAK.format(method=config.method))
@@ -123,7 +123,7 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
 
 
 def _evaluated(
-    adapter: Adapter, stream: Stream | _Moved, config: AdaptConfig, place: Place, said: list[warnings.WarningMessage]
+    adapter: Adapter, stream: Stream, config: AdaptConfig, place: Place, said: list[warnings.WarningMessage]
 ) -> tuple[Result, list[str]]:
     """Evaluate, from the checkpoint on if there is one to use; also return what was said before it."""
     from offsupport.core.errors import CheckpointError
@@ -154,7 +154,7 @@ def adapter_of(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
         clean = config.dataset.removesuffix("-c")
         limit, size = config.source_images, max(config.batch_size, SOURCE_BATCH)
         images = stream(clean, place.data, split=config.source_split, limit=limit, batch_size=size)
-        stats = source_stats(model, _moved(images, config.device), config.method)
+        stats = source_stats(model, images, config.method)
     return adapt(model, config.method, preset=config.preset, source=stats, seed=config.seed, **config.hyper)
 
 
@@ -191,33 +191,6 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
             few = 2 * config.batch_size if METHODS[config.method].info.source == "required" else 0
             few = min(few, config.source_images)
             adapter_of(dataclasses.replace(config, source_images=few, device="cpu"), models[config.model], place)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Moved:
-    """A stream whose images come on a device."""
-
-    stream: Stream
-    device: str
-
-    @property
-    def sha256(self) -> str:
-        return self.stream.sha256
-
-    @property
-    def order_hash(self) -> str:
-        return self.stream.order_hash
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.starting_at(0)
-
-    def starting_at(self, first: int) -> Iterator[Batch]:
-        return (batch._replace(x=batch.x.to(self.device)) for batch in self.stream.starting_at(first))
-
-
-def _moved(stream: Stream, device: str) -> Stream | _Moved:
-    """The batches of a stream on a device; the stream itself where they are there already."""
-    return stream if device == "cpu" else _Moved(stream, device)
 
 
 def stream_of(config: AdaptConfig, place: Place) -> Stream:

@@ -45,7 +45,7 @@ class Pass:
 
     def take(self, batch: Any) -> None:
         """Predict a batch and note which predictions were right."""
-        x, y = batch[0], batch[1]
+        x, y = self.adapted.brought(batch[0]), batch[1]
         self.batches += 1
         if not len(x):
             return
@@ -123,13 +123,12 @@ class Pass:
             domain_of=self.domain_of,
             seconds=self.seconds,
             passes=dict(self.passes),
-            memory=_peak_memory(self.adapted),
+            memory=_peak_memory(self.adapted.device),
             events=dict(self.events),
         )
 
 
-def _peak_memory(adapted: Adapter) -> int:
-    device = next(adapted.parameters(), torch.empty(0)).device
+def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024

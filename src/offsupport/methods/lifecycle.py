@@ -31,6 +31,15 @@ class Lifecycle(nn.Module):
     passes: dict[str, int]
     _start: state.Snapshot
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters(), torch.empty(0)).device
+
+    def brought(self, x: Any) -> Any:
+        """Return images where the model is; what is no tensor is left to be refused with a remedy."""
+        return x.to(self.device) if isinstance(x, Tensor) else x
+
     def snapshot(self) -> state.Snapshot:
         """Copy all adaptive state."""
         return state.capture(self.parameters_adapted, self.optimizer, self.memory, self.generator)
@@ -83,6 +92,6 @@ class Lifecycle(nn.Module):
 
     def adopt(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
         """Go on from a flattened snapshot and its counters, wherever the tensors come from."""
-        device = next(self.model.parameters(), torch.empty(0)).device
+        device = self.device
         self.restore(state.Snapshot.from_flat(tensors).map(lambda tensor: tensor.to(device)))
         self.events, self.passes = dict(counters["events"]), dict(counters["passes"])

@@ -51,7 +51,7 @@ def collect(adapter: Adapter, images: Iterable[Tensor]) -> dict[str, Tensor]:
     """Let a method collect its statistics under the gradient mode and the batch-norm statistics of a step."""
     with torch.inference_mode(False), torch.enable_grad(), adapter.policy.using(adapter.statistics):
         try:
-            return adapter.collect(check_input(x, adapter.model) for x in images)
+            return adapter.collect(check_input(adapter.brought(x), adapter.model) for x in images)
         except guard.StepRejected:
             raise InputError(
                 "The source images give non-finite losses or gradients.", "Remove images with NaN or infinity."

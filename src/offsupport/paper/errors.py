@@ -35,7 +35,7 @@ def error_rows(records: Sequence[Record], printed: Printed) -> list[Row]:
 def below_claims(records: Sequence[Record], pairs: Sequence[tuple[str, str]]) -> list[Claim]:
     """Check for each data set and pair (a, b) that the average error of a is below that of b, on shared columns.
 
-    Only seeds that both have are compared: a seed is an order of the stream, and one that helps would help one of them.
+    Only seeds that both have are compared: a seed is an order of the stream, and some orders are easier.
     """
     claims = []
     for dataset, table in _by_dataset(records).items():

@@ -22,15 +22,10 @@ def constraint_sections(records: Sequence[Record]) -> list[Section]:
     found = _findings(records)
     if not found:
         return []
+    means = {method: update_means(own) for method, own in found.items()}
     rows = [
-        [
-            method,
-            f"{100 * _mean(own, 'zero_gates'):.1f}",
-            f"{_mean(own, 'mean_effective_rank'):.2f}",
-            f"{statistics.fmean(u['change'] for each in own for u in each['updates'].values()):.4f}",
-            str(len(own)),
-        ]
-        for method, own in found.items()
+        [method, f"{100 * zeros:.1f}", f"{rank:.2f}", f"{change:.4f}", str(len(found[method]))]
+        for method, (zeros, rank, change) in means.items()
     ]
     names = ["method", "gates at zero (%)", "effective rank", "change of the weights", "cells"]
     table = Table(names, rows, "Means over layers and cells, at the end of each stream.")
@@ -77,5 +72,7 @@ def _gates(found: Findings) -> list[Figure]:
     return [Figure(figures.histogram(values, "gate"), caption)] if values else []
 
 
-def _mean(own: Sequence[dict[str, Any]], name: str) -> float:
-    return statistics.fmean(each[name] for each in own)
+def update_means(own: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
+    """Return the share of gates at zero, the effective rank and the relative change, over results and their layers."""
+    zeros, rank = (statistics.fmean(each[name] for each in own) for name in ("zero_gates", "mean_effective_rank"))
+    return zeros, rank, statistics.fmean(u["change"] for each in own for u in each["updates"].values())
