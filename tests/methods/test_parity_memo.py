@@ -11,6 +11,7 @@ from tesla_reference import images
 
 import offsupport
 from offsupport.augment import Policy, random_augment, weak_views
+from offsupport.methods.draws import draws_for
 
 SIZES = (1, 1, 3, 1, 2, 5, 1, 1, 4, 2)
 
@@ -33,11 +34,11 @@ def blended(net, x, prior):
 def reference(net, stream, *, lr=5e-3, optimizer="sgd", momentum=0.9, copies=32, steps=1, prior=16.0, policy_length=2):
     policy = Policy(policy_length, "full")
     for x in stream:
-        generator = torch.Generator().manual_seed(0)
-        views = torch.stack(weak_views(x, steps * copies, generator), 1).flatten(0, 1)
-        views = random_augment(views, policy, generator).view(len(x), steps, copies, *x.shape[1:])
         logits = []
-        for image, own in zip(x, views, strict=True):
+        for image in x:
+            generator = draws_for(image[None], "memo", 0)
+            views = torch.cat(weak_views(image[None], steps * copies, generator))
+            own = random_augment(views, policy, generator).view(steps, copies, *image.shape)
             fresh = copy.deepcopy(net)
             opt = make_optimizer(optimizer, list(fresh.parameters()), lr, momentum)
             for each in own:
@@ -97,11 +98,21 @@ def test_an_image_gets_the_same_answer_whatever_came_before():
     assert not torch.equal(offsupport.adapt(net, "memo", collapse="off", seed=1)(x), first)
 
 
-def test_large_batches_are_served_in_groups():
-    net, (x,) = network("batch"), images([20])
-    whole, parts = (offsupport.adapt(net, "memo", collapse="off") for _ in range(2))
-    expected = torch.cat([parts(x[:8]), parts(x[8:16]), parts(x[16:])])  # 8 images have 256 copies
-    assert torch.equal(whole(x), expected)
+def test_company_and_place_do_not_matter():
+    net, (x,) = network("batch"), images([6])
+    adapted = offsupport.adapt(net, "memo", collapse="off", copies=8, lr=0.05)
+    together = adapted(x)
+    assert torch.equal(torch.cat([adapted(image[None]) for image in x]), together)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    assert torch.equal(adapted(x[order]), together[order])
+
+
+def test_images_have_draws_of_their_own():
+    (x,) = images([2])
+    first = [torch.rand(3, generator=draws_for(*given)) for given in ((x[:1], "a", 0), (x[:1].clone(), "a", 0))]
+    assert torch.equal(*first)
+    for given in ((x[1:], "a", 0), (x[:1], "b", 0), (x[:1], "a", 1)):
+        assert not torch.equal(torch.rand(3, generator=draws_for(*given)), first[0])
 
 
 def test_one_image_that_goes_wrong_spares_the_others():

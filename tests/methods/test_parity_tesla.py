@@ -136,3 +136,23 @@ def test_every_parameter_of_the_teacher_has_its_own_decay():
     teacher = {name: adapted.memory[f"teacher/{name}"] for name in ("conv0.weight", "conv1.weight")}
     assert torch.equal(teacher["conv1.weight"], adapted.model.conv1.weight)
     assert not torch.equal(teacher["conv0.weight"], adapted.model.conv0.weight)
+
+
+def test_a_norm_layer_that_is_called_twice_moves_twice():
+    """The pass that serves the policy and the mean prediction counts as two for each call of a layer."""
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm2d(4)
+    parts = [torch.nn.Conv2d(3, 4, 3), norm, torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3), norm, torch.nn.Flatten()]
+    net = torch.nn.Sequential(*parts, torch.nn.Linear(64, 4)).double().eval()
+    (x,) = images([24])
+    adapted = offsupport.adapt(net, "tesla")
+    teacher = adapted.teacher()
+    with adapted.policy.using("ema"), torch.no_grad():
+        seen = adapted._look(x, teacher)
+        teacher.statistics.copy_(start := torch.rand_like(teacher.statistics))
+        adapted.network(x)
+        expected = teacher.statistics.clone()
+        teacher.statistics.copy_(start)
+        seen.pass_again(teacher.statistics)
+    assert_close(teacher.statistics, expected, "statistics after the pass")
+    assert (seen.kept < 0.85).all()

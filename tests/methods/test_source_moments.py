@@ -1,5 +1,6 @@
 """Statistics of source features: what is kept, where it came from, and what is refused."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,7 +10,8 @@ from torch import nn
 import offsupport
 from offsupport.core.checkpoints import save_tensors
 from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError
-from offsupport.methods import SourceStats, features
+from offsupport.methods import METHODS, SourceStats, features
+from offsupport.methods.config import Options
 from offsupport.testing import NETWORKS, toy_images
 
 LOADER = [toy_images(16, seed, shifted=False) for seed in range(3)]
@@ -38,13 +40,8 @@ def test_statistics_of_another_model_or_method_are_refused(method):
 
 
 def test_no_projection_head_is_refused_with_the_recipe_that_makes_one():
-    for call in (
-        lambda model: offsupport.adapt(model, "tttpp", source=stats_of("tttpp")),
-        lambda model: offsupport.source_stats(model, LOADER, method="tttpp"),
-    ):
-        with pytest.raises((ModelError, SourceStatsError)) as error:
-            call(NETWORKS["batch_norm"]())
-    assert "projection head" in str(error.value)
+    with pytest.raises(ModelError, match="projection head") as error:
+        offsupport.source_stats(NETWORKS["batch_norm"](), LOADER, method="tttpp")
     assert "offsupport train cifar10-resnet18x0.25-joint" in error.value.remedy
 
 
@@ -120,11 +117,73 @@ def test_features_too_wide_for_a_covariance_are_refused(monkeypatch):
     assert "head=" in error.value.remedy
 
 
+@pytest.mark.parametrize("method", ["ttac", "tttpp", "tesla-s"])
+def test_statistics_of_another_layer_are_refused(method, tmp_path):
+    model, layer = NETWORKS["projection"](), "backbone.3"
+    stats = offsupport.source_stats(model, LOADER, method="ttac", head="backbone.7")
+    assert stats.head == "backbone.7"
+    assert stats.head == stats_of("ttac").head
+    stats = dataclasses.replace(stats_of(method), head=layer)
+    stats.save(tmp_path / "stats.safetensors")
+    for each in (stats, SourceStats.load(tmp_path / "stats.safetensors")):
+        with pytest.raises(SourceStatsError, match=f"inputs of '{layer}', and the classifier here is") as error:
+            offsupport.adapt(model, method, source=each)
+        assert f'head="{layer}"' in error.value.remedy
+    offsupport.adapt(model, method, source=dataclasses.replace(stats, head=""))  # of an older file
+
+
+def test_a_head_that_the_model_never_calls_is_refused():
+    model = NETWORKS["batch_norm"]()
+    model.add_module("spare", nn.Linear(4, 4))
+    model.forward = lambda x: nn.Sequential(*list(model.children())[:-1])(x)
+    for call in (
+        lambda: offsupport.source_stats(model, LOADER, method="ttac"),
+        lambda: offsupport.adapt(model, "tesla")(toy_images(16, 0)[0]),
+        lambda: offsupport.adapt(model, "shot", pseudo_weight=0.3)(toy_images(16, 0)[0]),
+    ):
+        with pytest.raises(ModelError, match="is not called") as error:
+            call()
+        assert "head=" in error.value.remedy
+
+
+@pytest.mark.parametrize("method", ["ttac", "tttpp", "tesla-s"])
+def test_statistics_come_to_the_device_of_the_model(method):
+    stats = stats_of(method)
+    away = METHODS[method](NETWORKS["projection"]().to("meta"), METHODS[method].config_class(), Options(), stats)
+    assert {tensor.device.type for tensor in away.source.tensors.values()} == {"meta"}
+    moved = ("mean", "class_mean", "feature", "projection")
+    assert {away.memory[name].device.type for name in moved if name in away.memory} <= {"meta"}
+    assert {tensor.device.type for tensor in stats.tensors.values()} == {"cpu"}
+
+
 @pytest.mark.parametrize("method", ["ttac", "tttpp"])
 def test_source_images_that_tell_nothing_are_refused(method):
     for loader, words in (([], "least|only one"), ([torch.full((16, 3, 8, 8), math.nan)], "non-finite")):
         with pytest.raises(InputError, match=words):
             offsupport.source_stats(NETWORKS["projection"](), loader, method=method)
+
+
+@pytest.mark.parametrize("method", ["ttac", "tttpp", "tesla-s"])
+def test_source_images_that_do_not_vary_are_refused(method):
+    loader = [torch.full((16, 3, 8, 8), 0.5)] * 2
+    with pytest.raises(InputError, match="do not vary"):
+        offsupport.source_stats(NETWORKS["projection"](), loader, method=method)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        [toy_images(1, seed)[0] for seed in range(20)],
+        [toy_images(16, 0)[0]] * 3,
+        [toy_images(16, 0)[0]],
+        [toy_images(size, 0)[0] for size in (7, 16, 16)],
+    ],
+    ids=["single images", "one batch again", "one batch", "an odd first batch"],
+)
+def test_batches_that_do_not_show_chance_are_refused(loader):
+    with pytest.raises(InputError, match="by chance") as error:
+        offsupport.source_stats(NETWORKS["projection"](), loader, method="tttpp")
+    assert "two such batches" in error.value.remedy
 
 
 def test_unknown_options_of_source_stats_are_named():

@@ -133,6 +133,13 @@ def test_findings_without_gates():
     assert offsupport.adapt(NETWORKS["batch_norm"](), "tent").findings() == {}
 
 
+def test_updates_that_are_gone_with_their_image_are_not_reported():
+    adapted = offsupport.adapt(NETWORKS["batch_norm"](), "memo+sc", copies=4)
+    adapted(stream(1)[0][:2])
+    assert adapted.passes["backward"] == 2
+    assert adapted.findings() == {}
+
+
 def test_merge_gives_a_plain_model_that_predicts_the_same():
     adapted = adapted_to("shot+sc", lr=0.05)
     merged, x = adapted.merge(), stream(1)[0]

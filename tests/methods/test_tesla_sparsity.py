@@ -35,3 +35,13 @@ def test_the_teacher_predicts_by_its_own_updates():
         if name.endswith("low_rank.up"):
             adapted.memory[name] = torch.zeros_like(adapted.memory[name])
     assert (adapted.predict(x) - out).abs().max() > 1e-3
+
+
+def test_merge_gives_the_network_that_predicts_which_is_the_teacher():
+    adapted = offsupport.adapt(network("group"), "tesla+sc", preset="cifar100", lr=1e-2)
+    for x in images([24] * 3):
+        out = adapted(x)
+    merged = adapted.merge()
+    with torch.no_grad():
+        torch.testing.assert_close(merged(x), out, rtol=1e-9, atol=1e-9)
+        assert (adapted.model(x) - out).abs().max() > 1e-3

@@ -310,3 +310,20 @@ def test_soft_threshold_is_the_proximal_map():
     cost = 0.5 * (candidates - x[:, None]) ** 2 + 0.3 * candidates.abs()
     torch.testing.assert_close(soft_threshold(x, 0.3), candidates[cost.argmin(1)], atol=1e-3, rtol=0)
     assert (soft_threshold(x, 0.3) == 0).sum() == (x.abs() <= 0.3).sum()
+
+
+def test_layers_that_share_a_weight_share_its_update():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+    net[2].weight = net[0].weight
+    x, generator = torch.rand(2, 4, 6, 6), torch.Generator().manual_seed(0)
+    assert set(add_updates(net, 2, "ones", generator)) == {f"0.low_rank.{name}" for name in ("down", "up", "gate")}
+    with torch.no_grad():
+        net[0].low_rank.up.normal_(generator=generator)
+        expected = net(x)
+        other = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+        other[2].weight = other[0].weight
+        other.load_state_dict(net.state_dict())
+        torch.testing.assert_close(other(x), expected)
+        torch.testing.assert_close(merge(net)(x), expected)
+    assert net[2].weight is net[0].weight

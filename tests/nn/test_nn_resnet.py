@@ -7,6 +7,7 @@ from torch import nn
 from offsupport.core.errors import ModelError
 from offsupport.nn import Normalized, affine_parameters, group_norm, norm_layers, resnet18, resnet26, resnet50
 from offsupport.nn.inspect import capture_input, device_and_dtype, find_head, input_rank
+from offsupport.nn.projected import encoder_parameters, find_projection, projected
 
 
 def torchvision_keys(depths, convolutions, first_stage_projects):
@@ -130,3 +131,24 @@ def test_capture_input_sees_features_and_goes_away():
     net(torch.rand(2, 3, 32, 32))
     assert len(features) == 1
     assert not net.fc._forward_pre_hooks
+
+
+def test_a_layer_that_is_never_called_is_no_classifier():
+    net = resnet18(width=4).eval()
+    unused = nn.Linear(3, 3)
+    with pytest.raises(ModelError, match="not called") as error, capture_input(unused):
+        net(torch.rand(2, 3, 32, 32))
+    assert "head=" in error.value.remedy
+    assert not unused._forward_pre_hooks
+
+
+def test_only_the_head_of_contrastive_training_is_a_projection_head():
+    net = nn.Sequential()
+    net.projection = nn.Conv2d(3, 4, 4)  # as transformers call the embedding of patches
+    net.head = nn.Linear(4, 2)
+    assert find_projection(net) is None
+    assert set(encoder_parameters(net, net.head)) == {"projection.weight", "projection.bias"}
+    with_head = nn.Sequential(projected(resnet18(width=4)))
+    assert find_projection(with_head) is with_head[0].projection
+    names = set(encoder_parameters(with_head, with_head[0].backbone.fc))
+    assert names == {f"0.backbone.{name}" for name, _ in resnet18(width=4).named_parameters() if "fc" not in name}

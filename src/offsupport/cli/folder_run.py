@@ -116,7 +116,8 @@ def _adapter(request: Request, model: nn.Module, reference: ImageFiles | None) -
     stats = None
     if METHODS[request.method].info.source != "none" and reference is not None:
         batches = (x for _, x in reference.batches(request.batch_size))
-        stats = source_stats(model, batches, request.method, provenance={"folder": str(reference.folder)})
+        about = {"folder": str(reference.folder)}
+        stats = source_stats(model, batches, request.method, provenance=about, **request.hyper)
     return adapt(model, request.method, preset=request.preset, source=stats, seed=request.seed, **request.hyper)
 
 
@@ -155,7 +156,7 @@ def _remarks(request: Request, adapter: Adapter, targets: ImageFiles, reference:
 
 def _alone(adapter: Adapter) -> bool:
     """Tell whether a method treats every image by itself, so that their order does not matter."""
-    return adapter.info.name in ("source", "memo") or getattr(adapter.config, "independent", False)
+    return adapter.info.name == "source" or getattr(adapter.config, "independent", False)
 
 
 def _values(diagnosis: ModelDiagnosis) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import abc
 import copy
 import dataclasses
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -47,8 +47,8 @@ class Adapter(Lifecycle, abc.ABC):
         check_model(model, self.info)
         self.config = config
         self.options = options
-        self.source = source
         self.model = (model if options.inplace else copy.deepcopy(model)).eval()
+        self.source = None if source is None else source.to(self.device)
         self.policy = adopt_batch_norm(self.model)
         self.parameters_adapted = self._select()
         self._set_up_batches()
@@ -107,6 +107,10 @@ class Adapter(Lifecycle, abc.ABC):
     def source_parameters(self) -> dict[str, Tensor]:
         """The adapted parameters as they came, by name."""
         return self._start.parameters
+
+    def speaking(self) -> Mapping[str, Tensor]:
+        """Return the adapted parameters that predictions are made by, by name; with a teacher, the teacher's."""
+        return self.parameters_adapted
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """Return the gradients of ``loss`` by the adapted parameters; where anything is non-finite, reject the step."""

@@ -18,6 +18,7 @@ from offsupport.methods.persist import model_sha256, saved_set_up
 from offsupport.methods.registry import METHODS
 from offsupport.methods.source_images import SourceImages, Transform, collect
 from offsupport.methods.source_stats import SourceStats
+from offsupport.nn.inspect import find_head
 
 
 def adapt(
@@ -64,13 +65,12 @@ def adapt(
         raise ModelError("This model is adapted already.", "Pass the model inside: adapted.model.")
     if preset is not None and preset not in cls.presets:
         raise ConfigError(f"Unknown preset {preset!r} for method {method!r}.", nearest(preset, cls.presets))
-    if isinstance(head, bool):
-        hyper, head = {"train_head": head, **hyper}, None
+    hyper, head = _split_head(hyper, head)
     config = build(cls.config_class, {**(cls.presets[preset] if preset else {}), **hyper}, f"method {method!r}")
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
     options = build(Options, given, "adapt()")
     check_model(model, cls.info)
-    _check_source(cls.info, model, source)
+    _check_source(cls.info, model, source, head)
     adapter = cls(model, config, options, source)
     adapter.announce()
     return adapter
@@ -118,20 +118,33 @@ def source_stats(
         provenance: What the images are, kept with the statistics; streams of :mod:`offsupport.data` say it themselves.
         **options: Options of :func:`adapt` about the model (``logits``, ``head``), and hyper-parameters.
     """
+    hyper, head = _split_head(options, options.pop("head", None))
+    about_model: dict[str, Any] = {"head": head, "logits": hyper.pop("logits", None)}
+    config = build(METHODS[method].config_class, hyper, f"method {method!r}")
     method = METHODS.plain(method)
     cls = METHODS[method]
-    about_model: dict[str, Any] = {name: options.pop(name) for name in ("logits", "head") if name in options}
-    config = build(cls.config_class, options, f"method {method!r}")
     adapter = cls(model, config, build(Options, about_model, "source_stats()"))
     images = SourceImages(loader, transform)
     tensors = collect(adapter, images)
     if not images.samples:
         raise InputError("The loader of source images is empty.", "Give it at least one batch.")
+    if not all(tensor.isfinite().all() for tensor in tensors.values()):
+        raise InputError("The source statistics are not finite.", "Give more source images, in larger batches.")
     known = {**images.provenance(), **(provenance or {})}
-    return SourceStats(method, model_sha256(model), images.samples, tensors, known)
+    return SourceStats(method, model_sha256(model), images.samples, tensors, known, _features_of(cls.info, model, head))
 
 
-def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None) -> None:
+def _split_head(hyper: dict[str, Any], head: str | bool | None) -> tuple[dict[str, Any], str | None]:
+    """Take ``head=True`` or False for the hyper-parameter of the sparsity constraint that it stands for."""
+    return ({"train_head": head, **hyper}, None) if isinstance(head, bool) else (hyper, head)
+
+
+def _features_of(info: MethodInfo, model: nn.Module, head: str | None) -> str:
+    """Return the name of the layer whose inputs a method aligns; none where it aligns nothing."""
+    return find_head(model, head)[0] if info.source == "required" else ""
+
+
+def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None, head: str | None) -> None:
     if source is None:
         if info.source == "required":
             raise SourceStatsError(
@@ -147,4 +160,4 @@ def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None
         )
     if info.source == "none":
         raise SourceStatsError(f"The method {info.name!r} uses no source statistics.", "Leave source out.")
-    source.require(METHODS.plain(info.name), model_sha256(model))
+    source.require(METHODS.plain(info.name), model_sha256(model), _features_of(info, model, head))

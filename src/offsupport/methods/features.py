@@ -48,7 +48,7 @@ def feature_moments(features: Iterable[tuple[Tensor, Tensor]], name: str = "feat
     for z, _ in features:
         dtype = z.dtype
         sums.add(z)
-    mean, cov = sums.moments()
+    mean, cov = sums.varying_moments()
     return {f"{name}_mean": mean.to(dtype), f"{name}_cov": cov.to(dtype)}
 
 
@@ -71,7 +71,7 @@ def class_feature_moments(
         full = form == "full" or (form == "auto" and count * width**2 * z.element_size() <= LARGEST_FULL)
         everything.add(z)
         classes.add_groups(z, logits.argmax(1), count, full)
-    mean, cov = everything.moments()
+    mean, cov = everything.varying_moments()
     class_mean, class_cov = classes.moments()
     found = {"feature_mean": mean, "feature_cov": cov, "class_mean": class_mean, "class_cov": class_cov}
     return {name: tensor.to(dtype) for name, tensor in (found | {"class_count": classes.count}).items()}
@@ -107,3 +107,10 @@ class Sums:
         if float(self.count.sum()) < 2:
             raise InputError("Moments of features need at least two source images.", "Give more of them.")
         return pooled((self.count, self.first, self.second))
+
+    def varying_moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and unbiased covariance; without any variance there is nothing to align with."""
+        mean, cov = self.moments()
+        if not cov.diagonal().max() > 0:
+            raise InputError("The features of the source images do not vary.", "Give different images.")
+        return mean, cov

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from offsupport.methods import guard
 from offsupport.methods.adapter import Adapter
 from offsupport.methods.config import StepConfig, require
-from offsupport.nn.inspect import encoder_parameters
 from offsupport.nn.norm import Statistics
+from offsupport.nn.projected import encoder_parameters
 
 FLAT = 1e-6
 """Features that vary by less than this share of the source's variance say nothing of a distribution."""

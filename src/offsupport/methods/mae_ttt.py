@@ -6,7 +6,6 @@ Every image is an episode: the source weights learn to reconstruct it, predict i
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 
 from offsupport.augment.views import flip, random_resized_crop
 from offsupport.core.errors import ConfigError
-from offsupport.core.seeds import derive_seed
 from offsupport.methods import guard
 from offsupport.methods.adapter import Adapter
 from offsupport.methods.config import MethodInfo, StepConfig, require
+from offsupport.methods.draws import draws_for
 from offsupport.methods.registry import register
 from offsupport.nn.mae_inside import Inside
 from offsupport.nn.masking import draw_masks, visible_patches
@@ -141,12 +140,8 @@ class MaeTtt(Adapter):
         """Do what else belongs to an iteration; nothing here."""
 
     def generator_for(self, x: Tensor) -> torch.Generator:
-        """Return the random draws of an image's episode: they depend on seed and image, never on its place in a stream.
-
-        So the same numbers come out however a stream is split over workers, and arms that share a seed share masks.
-        """
-        content = hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-        return torch.Generator().manual_seed(derive_seed("mae-ttt", self.options.seed, content))
+        """Return the random draws of an image's episode; methods with entropy steps and without share them."""
+        return draws_for(x, "mae-ttt", self.options.seed)
 
     @torch.no_grad()
     def restart(self) -> None:

@@ -13,12 +13,10 @@ from offsupport.augment import Policy, random_augment, weak_views
 from offsupport.functional import marginal_entropy
 from offsupport.methods import guard
 from offsupport.methods.config import MethodInfo, StepConfig, require
+from offsupport.methods.draws import draws_for
 from offsupport.methods.pixels import PixelAdapter
 from offsupport.methods.registry import register
 from offsupport.nn.norm import Statistics
-
-GROUP = 256
-"""So many copies are made at once, of several images where an image has fewer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +43,11 @@ class MemoConfig(StepConfig):
         require("copies", self.copies >= 1, "at least 1")
         require("steps", self.steps >= 1, "at least 1")
         require("policy_length", 1 <= self.policy_length <= 3, "1, 2 or 3")
+
+    @property
+    def independent(self) -> bool:
+        """Whether the prediction of an image depends on that image alone, so that a stream may be split: always."""
+        return True
 
 
 @register(
@@ -85,20 +88,17 @@ class Memo(PixelAdapter):
         """Adapt to each image and predict it, one after the other, each from the source model."""
         x, events = self.images(x), dict.fromkeys(guard.EVENTS, False)
         logits = []
-        group = max(1, GROUP // (self.config.copies * self.config.steps))
-        for start in range(0, len(x), group):
-            images = x[start : start + group]
-            for image, copies in zip(images[:, None], self._copies(images), strict=True):
-                blank = guard.blank(image)
-                events["empty_selection"] |= blank
-                try:
-                    for each in copies[: 0 if blank else None]:
-                        self.descend(self._loss(each))
-                except guard.StepRejected as rejected:
-                    events[rejected.event] = True
-                    self._return_to_source()
-                logits.append(self.network(image).detach())
+        for image in torch.split(x, 1):
+            try:
+                if guard.blank(image):
+                    raise guard.StepRejected("empty_selection")
+                for copies in self._copies(image):
+                    self.descend(self._loss(copies))
+            except guard.StepRejected as rejected:
+                events[rejected.event] = True
                 self._return_to_source()
+            logits.append(self.network(image).detach())
+            self._return_to_source()
         for event in (name for name, happened in events.items() if happened):
             self.count(event)
         return torch.cat(logits)
@@ -109,10 +109,10 @@ class Memo(PixelAdapter):
         return torch.cat([self.network(image) for image in self.images(x)[:, None]])
 
     def _copies(self, x: Tensor) -> Tensor:
-        """Return augmented copies of each image, (N, steps, copies, C, H, W)."""
-        shape = (len(x), self.config.steps, self.config.copies)
-        views = torch.stack(weak_views(x, shape[1] * shape[2], self.generator), 1).flatten(0, 1)
-        return random_augment(views, self.augmentation, self.generator).view(*shape, *x.shape[1:])
+        """Return augmented copies of one image (1, C, H, W) for each step, (steps, copies, C, H, W)."""
+        shape, generator = (self.config.steps, self.config.copies), draws_for(x, "memo", self.options.seed)
+        views = torch.cat(weak_views(x, shape[0] * shape[1], generator))
+        return random_augment(views, self.augmentation, generator).view(*shape, *x.shape[1:])
 
     def _loss(self, copies: Tensor) -> Tensor:
         # Copies are one image: all of them together weigh as one beside the source.
@@ -120,5 +120,4 @@ class Memo(PixelAdapter):
             return marginal_entropy(self.network(copies))
 
     def _return_to_source(self) -> None:
-        # The random generator too: what came before an image must not decide how it is seen.
         self.restore(dataclasses.replace(self._start, memory=self.memory.copy()))

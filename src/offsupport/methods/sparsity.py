@@ -22,8 +22,8 @@ from offsupport.methods.config import StepConfig
 from offsupport.methods.constraint import PRESETS, TEACHER_PRESETS, constrained_config
 from offsupport.methods.registry import SPARSE
 from offsupport.methods.tuned import with_narrow
-from offsupport.nn.inspect import find_projection
 from offsupport.nn.lora import add_updates, describe_updates, merge, updated_layers
+from offsupport.nn.projected import find_projection
 
 
 class Constrained(Adapter):
@@ -61,8 +61,16 @@ class Constrained(Adapter):
 
     @torch.inference_mode(False)
     def merge(self) -> nn.Module:
-        """Return a copy of the model as adapted, with the updates folded into its weights."""
-        return merge(copy.deepcopy(self.model))
+        """Return a copy of the network that predicts, a teacher where there is one, with updates folded into weights.
+
+        Its batch norm is that of any model: it normalises by the running statistics the model came with.
+        """
+        merged = copy.deepcopy(self.model)
+        parameters = dict(merged.named_parameters())
+        with torch.no_grad():
+            for name, value in self.speaking().items():
+                parameters[name].copy_(value)
+        return merge(merged)
 
     def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Take a step with the penalty: l1 adds its subgradient, prox follows with a soft threshold."""

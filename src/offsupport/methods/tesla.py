@@ -17,8 +17,9 @@ from offsupport.methods.config import MethodInfo, StepConfig, require
 from offsupport.methods.pixels import PixelAdapter
 from offsupport.methods.registry import register
 from offsupport.methods.teacher import Teacher
-from offsupport.nn.inspect import capture_input, device_and_dtype, encoder_parameters
+from offsupport.nn.inspect import capture_input, device_and_dtype
 from offsupport.nn.norm import capture_means
+from offsupport.nn.projected import encoder_parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ class Seen:
         means: The mean inputs of norm layers, per image.
         before: The teacher's batch-norm statistics before the pass.
         after: And after it.
+        kept: The share of them that the pass kept, by channel: ``1 - momentum`` for each time a layer was called.
     """
 
     x: Tensor
@@ -84,10 +86,11 @@ class Seen:
     means: list[Tensor]
     before: Tensor
     after: Tensor
+    kept: Tensor
 
-    def pass_again(self, statistics: Tensor, momentum: float) -> None:
-        """Move ``statistics`` as another pass would: it adds the same to what ``1 - momentum`` leaves of them."""
-        statistics.copy_(self.after + (1 - momentum) * (statistics - self.before))
+    def pass_again(self, statistics: Tensor) -> None:
+        """Move ``statistics`` as another pass would: it adds the same to what it keeps of them."""
+        statistics.copy_(self.after + self.kept * (statistics - self.before))
 
 
 @register(
@@ -174,6 +177,10 @@ class Tesla(PixelAdapter):
         self.policy.running = teacher.statistics
         return teacher
 
+    def speaking(self) -> dict[str, Tensor]:
+        """Return the teacher's parameters."""
+        return Teacher.recall(self.memory).parameters
+
     def agreement(self, x_b: Tensor, log_q: Tensor) -> Tensor:
         """Return the loss of the student on ``x_b`` given the teacher's prediction."""
         return self_training_loss(self.network(x_b), log_q)
@@ -182,9 +189,11 @@ class Tesla(PixelAdapter):
     def _look(self, x: Tensor, teacher: Teacher) -> Seen:
         """Run the teacher on the view that both the policy and the mean prediction need."""
         before = teacher.statistics.clone()
-        with capture_means(self.model) as means, capture_input(self.head()[1]) as features:
+        counting = self.policy.counting_moves(self.model)
+        with capture_means(self.model) as means, capture_input(self.head()[1]) as features, counting as moves:
             logits = self.network(x, teacher.parameters)
-        return Seen(x, logits, features[0], means, before, teacher.statistics.clone())
+        kept = (1 - self.config.bn_momentum) ** moves
+        return Seen(x, logits, features[0], means, before, teacher.statistics.clone(), kept)
 
     def _harden(self, x: Tensor, teacher: Teacher, clean: list[Tensor]) -> None:
         """Take one step of the policy towards what the teacher is unsure of without its layers seeing other inputs."""
@@ -218,12 +227,15 @@ class Tesla(PixelAdapter):
     @torch.no_grad()
     def _ask(self, views: list[Tensor], teacher: Teacher, seen: Seen) -> Tensor:
         """Return log of the teacher's mean prediction over the views, the original last; a queue refines it."""
-        logits = []
-        with capture_input(self.head()[1]) as features:
-            for view in reversed(views):
-                if view is seen.x:
-                    seen.pass_again(teacher.statistics, self.config.bn_momentum)
-                logits.append(seen.logits if view is seen.x else self.network(view, teacher.parameters))
+        logits, features = [], []
+        for view in reversed(views):
+            if view is seen.x:
+                seen.pass_again(teacher.statistics)
+                logits.append(seen.logits)
+                continue
+            with capture_input(self.head()[1]) as given:
+                logits.append(self.network(view, teacher.parameters))
+            features += given
         log_q = mean_prediction(logits)
         if not self.config.queue:
             return log_q

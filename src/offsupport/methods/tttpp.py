@@ -17,7 +17,8 @@ from offsupport.methods.config import MethodInfo, require
 from offsupport.methods.features import Sums, features_of
 from offsupport.methods.following import FollowConfig, Following
 from offsupport.methods.registry import register
-from offsupport.nn.inspect import capture_input, find_projection
+from offsupport.nn.inspect import capture_input
+from offsupport.nn.projected import find_projection
 
 PARTS = ("feature", "projection")
 """What is aligned: the penultimate features, and what the projection head makes of them."""
@@ -175,12 +176,13 @@ class _Walk:
 
     def summary(self) -> dict[str, Tensor]:
         """Return the moments, and the distances by chance between sets of one: between sets of n they are 1/n of it."""
-        if not self.corals:
+        mean, cov = self.sums.varying_moments()
+        lists = {"coral": self.corals, "gap": self.gaps}
+        by_chance = {name: self.size * torch.stack(found).mean() for name, found in lists.items() if found}
+        if not by_chance or not all(value > 0 for value in by_chance.values()):
             raise InputError(
-                "How far source moments vary by chance is measured between batches, and there is only one.",
-                "Give at least two batches of the same size, better ten.",
+                "How far source moments vary by chance is measured between batches, and none of these has the size of "
+                "the first, more than one image, and other images.",
+                "Give at least two such batches, better ten.",
             )
-        mean, cov = self.sums.moments()
-        by_chance = {"coral": self.corals, "gap": self.gaps}
-        found = {"mean": mean, "cov": cov} | {name: self.size * torch.stack(v).mean() for name, v in by_chance.items()}
-        return {name: value.to(self.dtype) for name, value in found.items()}
+        return {name: value.to(self.dtype) for name, value in ({"mean": mean, "cov": cov} | by_chance).items()}

@@ -33,10 +33,9 @@ def convolve(x: Tensor, layer: Any, weight: Tensor, columns: Tensor, down: Tenso
 
 
 class _Convolution(torch.autograd.Function):
-    """With G the gradient by the weight and ``C D`` the product, dL/dC = G D^T and dL/dD = C^T G.
+    """With ``C D`` the product, the layer is a constant convolution plus D followed by the pointwise C.
 
-    G D^T sums dy (D * x)^T over positions, and C^T G is the weight gradient of a convolution with as few outputs as
-    the product has ranks: G itself is never formed.
+    Their gradients are those of two thin convolutions; the gradient by the weight itself is never formed.
     """
 
     @staticmethod
@@ -52,11 +51,13 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, columns, down = ctx.saved_tensors
         backward = torch.ops.aten.convolution_backward
-        kernel, flat = down.view(-1, *weight.shape[1:]), dy.flatten(2)
+        ones, zeros = (1,) * (x.dim() - 2), (0,) * (x.dim() - 2)
+        kernel, pointwise = down.view(-1, *weight.shape[1:]), columns.view(*columns.shape, *ones)
         by_input, _, by_bias = ctx.needs_input_grad[:3]
         dx = backward(dy, x, weight, None, *ctx.geometry, (True, False, False))[0] if by_input else None
-        a = torch.convolution(x, kernel, None, *ctx.geometry).flatten(2)
-        b = (columns.T @ flat).view(len(dy), -1, *dy.shape[2:])
-        d_columns = (flat @ a.transpose(1, 2)).sum(0)
-        d_down = backward(b, x, kernel, None, *ctx.geometry, (False, True, False))[1].flatten(1)
-        return dx, None, flat.sum((0, 2)) if by_bias else None, d_columns, d_down, None
+        z = torch.convolution(x, kernel, None, *ctx.geometry)
+        dz, d_columns, d_bias = backward(
+            dy, z, pointwise, [len(columns)], ones, zeros, ones, False, zeros, 1, (True, True, by_bias)
+        )
+        d_down = backward(dz, x, kernel, None, *ctx.geometry, (False, True, False))[1]
+        return dx, None, d_bias, d_columns.flatten(1), d_down.flatten(1), None

@@ -49,23 +49,18 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 @contextlib.contextmanager
 def capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect what ``module`` is called with inside the block; for the classifier these are the features."""
+    """Collect what ``module`` is called with inside the block; for the classifier these are the features.
+
+    A module that is not called at all is refused: it cannot be the classifier.
+    """
     inputs: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     try:
         yield inputs
     finally:
         handle.remove()
-
-
-def find_projection(model: nn.Module) -> nn.Module | None:
-    """Return the projection head of contrastive training, a module called ``projection``, or None."""
-    found = (getattr(module, "projection", None) for module in model.modules())
-    return next((module for module in found if isinstance(module, nn.Module)), None)
-
-
-def encoder_parameters(model: nn.Module, head: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that the features depend on by name: all but those of classifier and projection head."""
-    projection = find_projection(model)
-    kept = {*head.parameters(), *(projection.parameters() if projection else ())}
-    return {name: p for name, p in model.named_parameters() if p.is_floating_point() and p not in kept}
+    if not inputs:
+        raise ModelError(
+            f"The layer that is taken for the classifier, {module}, is not called when the model predicts.",
+            'Name the classifier: head="name of the module".',
+        )

@@ -155,12 +155,16 @@ def add_updates(
     """Give each convolution and linear layer of ``model`` a zero update, in place; return its parameters by name.
 
     As with batch norm, the class of a layer is extended rather than the layer replaced: subclasses with a forward of
-    their own, hooks and shared layers keep working. Updates from before are merged first.
+    their own, hooks and shared layers keep working. Layers that share a weight share its update. Updates from before
+    are merged first.
     """
     merge(model)
+    updates: dict[Any, LowRank] = {}
     for layer in updatable_layers(model, left_out).values():
         weight: Any = layer._parameters["weight"]
-        layer.low_rank = LowRank(weight.detach(), rank, gates, generator)
+        if weight not in updates:
+            updates[weight] = LowRank(weight.detach(), rank, gates, generator)
+        layer.low_rank = updates[weight]
         layer.__class__ = _updated(type(layer))
     low_rank = {name: module for name, module in model.named_modules() if isinstance(module, LowRank)}
     return {f"{name}.{key}": p for name, module in low_rank.items() for key, p in module.named_parameters()}
@@ -169,8 +173,11 @@ def add_updates(
 @torch.no_grad()
 def merge(model: nn.Module) -> nn.Module:
     """Fold every update of ``model`` into the weight it belongs to, in place; the layers are then what they were."""
+    merged = set()
     for layer in updated_layers(model).values():
-        layer._parameters["weight"].copy_(layer.weight)
+        if layer.low_rank not in merged:  # layers that share a weight share its update
+            layer._parameters["weight"].copy_(layer.weight)
+        merged.add(layer.low_rank)
         layer.__class__ = _plain(type(layer))
         del layer.low_rank
     return model

@@ -56,6 +56,26 @@ class StatisticsPolicy:
         self.running = torch.cat(found, 1) if found else torch.empty(2, 0)
         return self.running
 
+    @contextlib.contextmanager
+    def counting_moves(self, model: nn.Module) -> Iterator[Tensor]:
+        """Count inside the block how often ``ema`` moves the statistics of each channel, (channels,).
+
+        A layer that the network calls twice moves twice in a pass.
+        """
+        assert self.running is not None  # noqa: S101 (there is nothing to count before `follow`)
+        moves = torch.zeros_like(self.running[0])
+
+        def count(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+            moves[layer.place] += inputs[0].numel() > inputs[0].shape[1]
+
+        layers = [layer for layer in model.modules() if hasattr(layer, "place")]
+        handles = [layer.register_forward_pre_hook(count) for layer in layers]
+        try:
+            yield moves
+        finally:
+            for handle in handles:
+                handle.remove()
+
 
 class AdaptiveStatistics:
     """Mixed into a batch-norm class: a policy says which statistics normalise, whatever the train/eval flag says.

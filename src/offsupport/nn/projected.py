@@ -47,3 +47,15 @@ def projected(backbone: nn.Module, out: int = 128) -> WithProjection:
     if not isinstance(head, nn.Linear):
         raise ModelError(f"The classifier {name!r} is no nn.Linear.", "Its input width cannot be read off.")
     return WithProjection(backbone, projection_head(head.in_features, out))
+
+
+def find_projection(model: nn.Module) -> nn.Module | None:
+    """Return the projection head of contrastive training, if ``model`` is or contains a :class:`WithProjection`."""
+    return next((module.projection for module in model.modules() if isinstance(module, WithProjection)), None)
+
+
+def encoder_parameters(model: nn.Module, head: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that the features depend on by name: all but those of classifier and projection head."""
+    projection = find_projection(model)
+    kept = {*head.parameters(), *(projection.parameters() if projection else ())}
+    return {name: p for name, p in model.named_parameters() if p.is_floating_point() and p not in kept}
