@@ -8,7 +8,7 @@ from bench_models import tiny
 
 import offsupport
 from offsupport.bench import AdaptConfig, Place
-from offsupport.bench.adapt_cell import prepare_adapt, run_adapt
+from offsupport.bench.adapt_cell import adapter_of, prepare_adapt, run_adapt
 from offsupport.bench.correctness import unpack
 from offsupport.core.checkpoints import tensors_sha256
 from offsupport.core.errors import ConfigError, ModelError
@@ -121,6 +121,18 @@ def test_a_constrained_method_reports_its_gates_and_ranks(tmp_path):
     assert findings["gates"]["fc"] == [0.0, 0.0]
     assert json.loads(json.dumps(findings)) == findings
     assert "findings" not in run_adapt(SMALL, Place(tmp_path)).deterministic
+
+
+def test_small_batches_are_no_reason_to_refuse_a_method_that_compares_source_batches(tmp_path):
+    config = dataclasses.replace(SMALL, method="tttpp+sc", model="bench_models:with_projection", hyper={"rank": 2})
+    prepare_adapt([config], Place(tmp_path))
+
+
+def test_statistics_are_made_as_the_hyper_parameters_say(tmp_path):
+    for form, rank in (("full", 3), ("diagonal", 2)):
+        config = dataclasses.replace(SMALL, method="ttac", hyper={"class_cov": form}, source_images=128)
+        adapter = adapter_of(config, tiny(), Place(tmp_path))
+        assert adapter.source.tensors["class_cov"].dim() == rank
 
 
 def test_source_statistics_from_the_test_split_are_called_a_leak(tmp_path):

@@ -40,3 +40,8 @@ def test_an_unknown_list_names_the_nearest():
 
 def test_doctor_takes_a_step_and_comes_back():
     assert examine()["adaptation"].startswith("works")
+
+
+def test_the_list_of_methods_says_how_to_constrain_them(capsys):
+    list_("methods", json=False)
+    assert "tent+sc" in capsys.readouterr().err

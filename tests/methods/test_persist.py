@@ -202,7 +202,7 @@ def test_source_statistics_survive_the_disk_and_are_tied_to_model_and_method(tmp
     with pytest.raises(SourceStatsError, match="no source statistics"):
         offsupport.adapt(model, "tent", source=loaded)
     with pytest.raises(SourceStatsError, match="'eata', not 'other'"):
-        loaded.require("other", loaded.model_sha256)
+        loaded.require("other", loaded.model_sha256, "")
 
 
 def test_an_adapter_is_no_source_statistics(saved):

@@ -28,7 +28,10 @@ def refusal(error, *words):
     ("arguments", "options", "words"),
     [
         (("tnet",), {}, ["'tnet'", "Did you mean 'tent'?"]),
+        (("TENT",), {}, ["'TENT'", "Did you mean 'tent'?"]),
         (("tent",), {"lrr": 0.1}, ["'lrr'", "'tent'", "Did you mean 'lr'?"]),
+        (("tent",), {"widow": 64}, ["'widow'", "Did you mean 'window'?"]),
+        (("tent",), {"colapse": "off"}, ["'colapse'", "Did you mean 'collapse'?"]),
         (("tent",), {"preset": "cifar11"}, ["cifar11", "Did you mean 'cifar10'?"]),
         (("tent",), {"optimizer": "adamw"}, ["adamw", "'adam' or 'sgd'"]),
         (("tent",), {"collapse": "resett"}, ["resett", "'reset'"]),

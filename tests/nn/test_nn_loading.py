@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import offsupport
+from offsupport.bench import models
 from offsupport.core.checkpoints import save_tensors
 from offsupport.core.errors import ConfigError, FileError, ModelError
 from offsupport.nn import Normalized, WithProjection, build_network, load_model, projected
@@ -111,6 +112,19 @@ def test_what_does_not_fit_is_named(tmp_path, model):
 def test_names_without_a_kind_are_refused(name):
     with pytest.raises(ConfigError, match="names no model"):
         load_model(name)
+
+
+def test_a_path_without_its_kind_is_understood(tmp_path):
+    path = tmp_path / "weights.pth"
+    path.write_bytes(b"")
+    for load in (load_model, lambda name: models.load_model(name, tmp_path)):
+        with pytest.raises(ConfigError) as error:
+            load(str(path))
+        assert f"Write file:{path} for that file." in error.value.remedy
+    with pytest.raises(ConfigError, match="Unknown model 'digits-smal'") as error:
+        models.load_model("digits-smal", tmp_path)
+    assert "'digits-small'" in error.value.remedy
+    assert "file:PATH" in error.value.remedy
 
 
 def test_an_unknown_zoo_model_is_refused():

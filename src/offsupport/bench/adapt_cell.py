@@ -152,7 +152,7 @@ def adapter_of(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
     stats = None
     if METHODS[config.method].info.source != "none" and config.source_images:
         clean = config.dataset.removesuffix("-c")
-        limit, size = config.source_images, max(config.batch_size, SOURCE_BATCH)
+        limit, size = config.source_images, _source_batch(config)
         images = stream(clean, place.data, split=config.source_split, limit=limit, batch_size=size)
         stats = source_stats(model, images, config.method, **config.hyper)
     return adapt(model, config.method, preset=config.preset, source=stats, seed=config.seed, **config.hyper)
@@ -188,9 +188,13 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             # Where statistics are required, a few images tell whether they can be made.
-            few = 2 * config.batch_size if METHODS[config.method].info.source == "required" else 0
+            few = 2 * _source_batch(config) if METHODS[config.method].info.source == "required" else 0
             few = min(few, config.source_images)
             adapter_of(dataclasses.replace(config, source_images=few, device="cpu"), models[config.model], place)
+
+
+def _source_batch(config: AdaptConfig) -> int:
+    return max(config.batch_size, SOURCE_BATCH)
 
 
 def stream_of(config: AdaptConfig, place: Place) -> Stream:

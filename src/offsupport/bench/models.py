@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from offsupport import zoo
 from offsupport.bench.cell import imported
-from offsupport.core.errors import DataMissingError, FileError, ModelError
+from offsupport.core.errors import ConfigError, DataMissingError, FileError, ModelError, nearest
 from offsupport.core.files import sha256_file, turn
 from offsupport.core.progress import progress
 from offsupport.core.registry import Registry
@@ -82,11 +82,18 @@ def load_model(name: str, folder: Path) -> nn.Module:
             raise ModelError(f"The weights of {plain} have changed: this asks for {name}.", "Begin a new run.")
         return load(plain)
     if ":" not in name:
-        return _kept(MODELS[name], folder / "models" / f"{name}.safetensors")
+        return _kept(_built_in(name), folder / "models" / f"{name}.safetensors")
     model = imported(name, "model")()
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned {type(model).__name__}.", "It must return a torch.nn.Module.")
     return model.eval()
+
+
+def _built_in(name: str) -> BuiltIn:
+    if name in MODELS:
+        return MODELS[name]
+    forms = f"{nearest(name, MODELS)} Other models are zoo:NAME, file:PATH, timm:NAME or module:function."
+    raise ConfigError(f"Unknown model {name!r}.", f"Write file:{name} for that file." if Path(name).exists() else forms)
 
 
 def _kept(source: BuiltIn, path: Path) -> nn.Module:

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from offsupport.cli.output import JSON, emit_json, emit_table
+from offsupport.cli.output import JSON, emit_json, emit_table, say
 from offsupport.core.errors import ConfigError, nearest
 
 Rows = list[dict[str, Any]]
@@ -36,6 +36,8 @@ def list_(
     else:
         columns = [name for name in rows[0] if name not in LONG]
         emit_table(what, columns, [[str(row[name]) for name in columns] for row in rows], text_columns=len(columns))
+    if what == "methods":
+        say("+sc behind a method that takes steps, as in tent+sc, adds the sparsity constraint.")
 
 
 def _methods() -> Rows:

@@ -7,7 +7,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from offsupport.core.errors import ConfigError, nearest
@@ -23,19 +23,20 @@ _WORDS: dict[Any, str] = {
 _WORDS |= {Callable: "a function", dict: "a mapping", list: "a list"}
 
 
-def build(cls: type[C], values: Mapping[str, Any], owner: str) -> C:
+def build(cls: type[C], values: Mapping[str, Any], owner: str, beside: Iterable[str] = ()) -> C:
     """Make the dataclass ``cls`` from ``values``; unknown keys and wrong types are errors that say what is allowed.
 
     Args:
         cls: A dataclass.
         values: Field values by name.
         owner: Whose configuration it is, for the message ("method 'tent'").
+        beside: Names that the caller takes beside these, which a misspelt one may have meant.
     """
     hints = _hints(typing.cast("Any", cls))
     names = [field.name for field in dataclasses.fields(typing.cast("Any", cls))]
     for name, value in values.items():
         if name not in names:
-            known = nearest(name, names) if names else "It takes none."
+            known = nearest(name, [*names, *beside]) if names or beside else "It takes none."
             raise ConfigError(f"Unknown hyper-parameter {name!r} for {owner}.", known)
         if not _fits(value, hints[name]):
             raise ConfigError(

@@ -67,9 +67,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     Example:
         >>> nearest("tnet", ["tent", "bn"])
         "Did you mean 'tent'?"
+        >>> nearest("TENT", ["tent", "bn"])
+        "Did you mean 'tent'?"
         >>> nearest("zzz", ["tent", "bn"])
         'Known: bn, tent.'
     """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+    spelt = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
+    return f"Did you mean {spelt[close[0]]!r}?" if close else f"Known: {', '.join(known)}."

@@ -78,7 +78,8 @@ class Access:
         if self.entry.needs_root and self.place is None:
             raise DataMissingError(
                 f"No folder was given for {self.name}, which needs {self.entry.layout}.",
-                f"Pass root=... (--data on the command line), or set ${ENVIRONMENT}.",
+                f"Pass root=... (--data on the command line), or set ${ENVIRONMENT}. Corrupted sets can be made from "
+                "clean ones: offsupport data make.",
             )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -19,6 +20,9 @@ from offsupport.methods.registry import METHODS
 from offsupport.methods.source_images import SourceImages, Transform, collect
 from offsupport.methods.source_stats import SourceStats
 from offsupport.nn.inspect import find_head
+
+_BESIDE = ("preset", "source", *(field.name for field in dataclasses.fields(Options)))
+"""What adapt() takes beside hyper-parameters."""
 
 
 def adapt(
@@ -66,7 +70,8 @@ def adapt(
     if preset is not None and preset not in cls.presets:
         raise ConfigError(f"Unknown preset {preset!r} for method {method!r}.", nearest(preset, cls.presets))
     hyper, head = _split_head(hyper, head)
-    config = build(cls.config_class, {**(cls.presets[preset] if preset else {}), **hyper}, f"method {method!r}")
+    wanted = {**(cls.presets[preset] if preset else {}), **hyper}
+    config = build(cls.config_class, wanted, f"method {method!r}", beside=_BESIDE)
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
     options = build(Options, given, "adapt()")
     check_model(model, cls.info)

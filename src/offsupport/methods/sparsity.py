@@ -96,7 +96,8 @@ class Constrained(Adapter):
             least = min(clipped, key=clipped.__getitem__)
             warnings.warn(
                 f"{self.info.name}: rank {self.config.rank} is more than {len(clipped)} of {len(ranks)} layers allow; "
-                f"there it is their number of channels (down to {clipped[least]}, in {least or 'the model'!r}).",
+                f"there it is their number of channels (down to {clipped[least]}, in {least or 'the model'!r}). "
+                f"Nothing needs to be done; rank={clipped[least]} would fit all of them.",
                 stacklevel=3,
             )
 

@@ -33,7 +33,10 @@ def load_model(name: str, *, network: str | None = None, normalization: str | No
     """
     kind, _, rest = name.partition(":")
     if f"{kind}:" not in KINDS or not rest:
-        raise ConfigError(f"{name!r} names no model.", "Write zoo:NAME, file:PATH or timm:NAME.")
+        raise ConfigError(
+            f"{name!r} names no model.",
+            f"Write file:{name} for that file." if Path(name).exists() else "Write zoo:NAME, file:PATH or timm:NAME.",
+        )
     if kind == "timm":
         return _from_timm(rest)
     path = Path(rest)

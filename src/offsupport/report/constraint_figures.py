@@ -24,10 +24,10 @@ def constraint_sections(records: Sequence[Record]) -> list[Section]:
         return []
     means = {method: update_means(own) for method, own in found.items()}
     rows = [
-        [method, f"{100 * zeros:.1f}", f"{rank:.2f}", f"{change:.4f}", str(len(found[method]))]
+        [method, f"{100 * zeros:.1f}", f"{rank:.2f}", f"{100 * change:.3g}", str(len(found[method]))]
         for method, (zeros, rank, change) in means.items()
     ]
-    names = ["method", "gates at zero (%)", "effective rank", "change of the weights", "cells"]
+    names = ["method", "gates at zero (%)", "effective rank", "change of the weights (%)", "cells"]
     table = Table(names, rows, "Means over layers and cells, at the end of each stream.")
     shown = dict(list(found.items())[:LINES])
     drawings = [_ranks(shown), *_gates(shown)]
