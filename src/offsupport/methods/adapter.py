@@ -6,7 +6,7 @@ import abc
 import copy
 import dataclasses
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -107,10 +107,6 @@ class Adapter(Lifecycle, abc.ABC):
     def source_parameters(self) -> dict[str, Tensor]:
         """The adapted parameters as they came, by name."""
         return self._start.parameters
-
-    def speaking(self) -> Mapping[str, Tensor]:
-        """Return the adapted parameters that predictions are made by, by name; with a teacher, the teacher's."""
-        return self.parameters_adapted
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """Return the gradients of ``loss`` by the adapted parameters; where anything is non-finite, reject the step."""

@@ -40,6 +40,10 @@ class Lifecycle(nn.Module):
         """Return images where the model is; what is no tensor is left to be refused with a remedy."""
         return x.to(self.device) if isinstance(x, Tensor) else x
 
+    def speaking(self) -> Mapping[str, Tensor]:
+        """Return the adapted parameters that predictions are made by, by name; with a teacher, the teacher's."""
+        return self.parameters_adapted
+
     def snapshot(self) -> state.Snapshot:
         """Copy all adaptive state."""
         return state.capture(self.parameters_adapted, self.optimizer, self.memory, self.generator)
