@@ -36,8 +36,7 @@ def build(cls: type[C], values: Mapping[str, Any], owner: str, beside: Iterable[
     names = [field.name for field in dataclasses.fields(typing.cast("Any", cls))]
     for name, value in values.items():
         if name not in names:
-            known = nearest(name, [*names, *beside]) if names or beside else "It takes none."
-            raise ConfigError(f"Unknown hyper-parameter {name!r} for {owner}.", known)
+            raise ConfigError(f"Unknown hyper-parameter {name!r} for {owner}.", nearest(name, names, beside))
         if not _fits(value, hints[name]):
             raise ConfigError(
                 f"Hyper-parameter {name!r} of {owner} is {value!r}.", f"It must be {_describe(hints[name])}."

@@ -61,8 +61,8 @@ class GridIncompleteError(OffsupportError):
     exit_code = 4
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a remedy that names the closest known name, or all of them.
+def nearest(name: str, known: Iterable[str], beside: Iterable[str] = ()) -> str:
+    """Return a remedy that names the closest name, known or beside those, or else all known ones.
 
     Example:
         >>> nearest("tnet", ["tent", "bn"])
@@ -73,6 +73,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
         'Known: bn, tent.'
     """
     known = sorted(known)
-    spelt = {each.lower(): each for each in known}
+    spelt = {each.lower(): each for each in (*known, *beside)}
     close = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
-    return f"Did you mean {spelt[close[0]]!r}?" if close else f"Known: {', '.join(known)}."
+    if close:
+        return f"Did you mean {spelt[close[0]]!r}?"
+    return f"Known: {', '.join(known)}." if known else "It takes none."
