@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from offsupport.cli.output import JSON, emit_json, emit_table, say
+from offsupport.cli.output import JSON, emit_in_parts, emit_json, emit_table, say
 
 DataFolder = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; default $OFFSUPPORT_DATA.")]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder.")]
@@ -165,7 +165,7 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
         cells = {(method, column): row for (column, method), row in cells.items()}
     show = number if len(across) <= 3 else value_text
     body = [[name, *(show(cells[name, other]) if (name, other) in cells else "" for other in across)] for name in down]
-    emit_table(title, ["", *across], body)
+    emit_in_parts(title, ["", *across], body)
 
 
 def _refuse_both(context: typer.Context) -> None:

@@ -30,6 +30,28 @@ def emit_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     Console().print(table)
 
 
+def emit_in_parts(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of numbers, below each other in as many parts as the width of the terminal asks for.
+
+    Each part has the first column; no number is broken into lines.
+    """
+    from rich.console import Console
+
+    edges = 3  # of a column: a line and a space on either side
+    widths = [max(map(len, column)) + edges for column in zip(columns, *rows, strict=True)]
+    room = Console().width - widths[0] - 1
+    parts: list[list[int]] = [[]]
+    for i in range(1, len(columns)):
+        if parts[-1] and sum(widths[j] for j in [*parts[-1], i]) > room:
+            parts.append([])
+        parts[-1].append(i)
+    for part in parts:
+        shown = [0, *part]
+        emit_table(
+            title if part is parts[0] else "", [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
+        )
+
+
 def say(text: str) -> None:
     """Print a line for the person watching, on standard error."""
     sys.stderr.write(text + "\n")
