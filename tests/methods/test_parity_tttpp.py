@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 import offsupport
 from offsupport.augment import simclr_views
-from offsupport.core.errors import InputError
 from offsupport.nn import WithProjection
 
 
@@ -156,9 +155,3 @@ def test_chance_falls_with_the_size_of_the_sets():
     small, large = (offsupport.source_stats(net, images.split(n), method="tttpp").tensors for n in (50, 400))
     for name in ("feature_coral", "feature_gap", "projection_coral", "projection_gap"):
         assert math.isclose(float(small[name]), float(large[name]), rel_tol=0.25), name
-
-
-def test_one_source_batch_does_not_tell_chance():
-    with pytest.raises(InputError, match="only one") as error:
-        offsupport.source_stats(projected("batch"), SOURCE[:1], method="tttpp")
-    assert "two batches" in error.value.remedy

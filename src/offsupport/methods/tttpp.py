@@ -181,7 +181,7 @@ class _Walk:
         by_chance = {name: self.size * torch.stack(found).mean() for name, found in lists.items() if found}
         if not by_chance or not all(value > 0 for value in by_chance.values()):
             raise InputError(
-                "How far source moments vary by chance is measured between batches, and none of these has the size of "
+                "How far source moments vary by chance is measured between batches, and no later one has the size of "
                 "the first, more than one image, and other images.",
                 "Give at least two such batches, better ten.",
             )
