@@ -130,7 +130,8 @@ def test_small_batches_are_no_reason_to_refuse_a_method_that_compares_source_bat
 
 def test_statistics_are_made_as_the_hyper_parameters_say(tmp_path):
     for form, rank in (("full", 3), ("diagonal", 2)):
-        config = dataclasses.replace(SMALL, method="ttac", hyper={"class_cov": form}, source_images=128)
+        hyper = {"class_cov": form, "window": 32}
+        config = dataclasses.replace(SMALL, method="ttac", hyper=hyper, source_images=128)
         adapter = adapter_of(config, tiny(), Place(tmp_path))
         assert adapter.source.tensors["class_cov"].dim() == rank
 

@@ -121,14 +121,16 @@ def source_stats(
         transform: ``crop`` takes a random crop (20 to 100 % of the area) of each image and flips every other one, as
             published statistics of TTAC and TTT++ do.
         provenance: What the images are, kept with the statistics; streams of :mod:`offsupport.data` say it themselves.
-        **options: Options of :func:`adapt` about the model (``logits``, ``head``), and hyper-parameters.
+        **options: What :func:`adapt` will be given: options about the model (``logits``, ``head``), hyper-parameters;
+            what is about the stream changes nothing here.
     """
     hyper, head = _split_head(options, options.pop("head", None))
-    about_model: dict[str, Any] = {"head": head, "logits": hyper.pop("logits", None)}
+    given = {"head": head, "logits": hyper.pop("logits", None)}
+    hyper = {name: value for name, value in hyper.items() if name not in _BESIDE}  # of the stream, not of the source
     config = build(METHODS[method].config_class, hyper, f"method {method!r}")
     method = METHODS.plain(method)
     cls = METHODS[method]
-    adapter = cls(model, config, build(Options, about_model, "source_stats()"))
+    adapter = cls(model, config, build(Options, given, "source_stats()"))
     images = SourceImages(loader, transform)
     tensors = collect(adapter, images)
     if not images.samples:
