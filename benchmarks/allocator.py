@@ -39,9 +39,9 @@ def adaptation(method: str, count: int) -> float:
 
 def imsda(count: int) -> float:
     """Return the seconds of a training step of fifty runs of iMSDA."""
-    from offsupport.latent.draws import draw
-    from offsupport.latent.imsda import Imsda
-    from offsupport.latent.process import Process
+    from offsupport.latent.baselines.imsda import Imsda
+    from offsupport.latent.process.draws import draw
+    from offsupport.latent.process.process import Process
 
     draws = draw(Process(n_source=256 * count), range(50), [12.0])
     start = time.process_time()

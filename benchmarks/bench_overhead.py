@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from offsupport.bench import AdaptConfig, Cell, Kind, Outcome, Place, Store, run_cells
-from offsupport.bench.correctness import pack
+from offsupport.bench import Cell, Kind, Outcome, Place, Store, run_cells
 from offsupport.bench.runs import run_grid, status
 from offsupport.bench.store import result_file
+from offsupport.results.correctness import pack
+from offsupport.studies import AdaptConfig
 
 CELL_SECONDS = 5.0
 """The length of a cell that the overhead is related to."""
@@ -130,7 +131,7 @@ def answers(count: int) -> dict[str, dict[str, float]]:
 
 def report(count: int) -> dict[str, float]:
     """Measure the report of a run with so many results."""
-    from offsupport.report.runs import write_report
+    from offsupport.report.run_page import write_report
 
     with tempfile.TemporaryDirectory() as name:
         filled(Path(name), count)

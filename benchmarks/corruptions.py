@@ -21,7 +21,7 @@ from corruption_loops import LOOPS, synthetic_images
 
 from offsupport.core.progress import progress
 from offsupport.data.corruptions import ALL, STANDARD, corrupt
-from offsupport.data.corruptions.parameters import parameters
+from offsupport.data.corruptions.registry import parameters
 from offsupport.data.corruptions.seeding import Streams
 
 AT_LEAST_FIVE = ("glass_blur", "motion_blur", "zoom_blur", "snow", "elastic_transform")

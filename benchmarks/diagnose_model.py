@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 
 import offsupport
-from offsupport.bench.models import load_model
 from offsupport.core.progress import progress
 from offsupport.data import STANDARD, corrupt, load
+from offsupport.diagnosis.network import REGIMES
+from offsupport.studies.models import load_model
 from offsupport.theory import ModelDiagnosis, rank_correlation
-from offsupport.theory.deep import REGIMES
 
 BLOCKS = (8, 16, None)
 SEVERITIES = (1, 3, 5)

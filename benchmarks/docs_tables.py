@@ -22,9 +22,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from offsupport.bench.results import parts_of
 from offsupport.bench.store import Record, Store
-from offsupport.report.constraint_figures import update_means
+from offsupport.report.figures import update_means
+from offsupport.studies.errors import parts_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = (

@@ -16,10 +16,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from offsupport.latent.draws import draw
+from offsupport.latent.baselines.vae import gaussian_kl, sample
 from offsupport.latent.networks import adam, batches, init_mlp, mlp, supervised_loss
-from offsupport.latent.process import Process
-from offsupport.latent.vae import gaussian_kl, sample
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.process import Process
 
 HIDDEN = [32, 32, 32]
 RATE = 2e-3

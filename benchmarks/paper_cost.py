@@ -21,12 +21,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import offsupport
 from offsupport.data import STANDARD
-from offsupport.methods.registry import METHODS as REGISTERED
+from offsupport.methods import METHODS as REGISTERED
 from offsupport.nn import WithProjection, build_network
 from offsupport.nn.projected import projection_head
-from offsupport.paper.published import SETTINGS
-from offsupport.paper.table2 import METHODS, SEEDS
-from offsupport.paper.tuning import SCORED_AFTER
+from offsupport.studies.ours.tuning import SCORED_AFTER
+from offsupport.studies.paper.table2 import METHODS, SEEDS
+from offsupport.studies.published import SETTINGS
 
 NETWORKS = {
     "cifar10-c": ("resnet50", 10, 32, 10_000),

@@ -25,7 +25,7 @@ def measure(images: int) -> dict[str, float | int]:
 
     from offsupport.bench.runs import status
     from offsupport.data import STANDARD
-    from offsupport.report.runs import write_report
+    from offsupport.report.run_page import write_report
 
     with TemporaryDirectory() as name:
         methods = ["source", *(f"method-{i}+sc" for i in range(1, METHODS))]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from offsupport.core.files import write_text
-from offsupport.paper.synthetic import SUPPORT_RADIUS
 from offsupport.report import figures
+from offsupport.studies.synthetic import SUPPORT_RADIUS
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("only-source", "extrapolator", "given-c")

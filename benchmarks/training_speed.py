@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from offsupport.core.progress import progress
+from offsupport.training.loop import make_view, resized
 from offsupport.training.objectives import make_objective
 from offsupport.training.recipe import make_recipe
 from offsupport.training.run import fresh_network
-from offsupport.training.views import make_view, resized
 
 BATCH = 128
 EPOCH = 45_000

@@ -41,7 +41,7 @@ class KillError(Exception):
 def network():
     """As the zoo gives them: channels last, where 1x1 kernels have strides that say so."""
     torch.manual_seed(0)
-    model = WithProjection(resnet18(4, width=4), projection_head(32, 16)).eval()
+    model = WithProjection(resnet18(4, width=8), projection_head(64, 16)).eval()
     return model.to(memory_format=torch.channels_last)
 
 
@@ -211,7 +211,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_but_the_checkpoint(images
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("offsupport.evaluation.passing.save_tensors", refuse)
+    monkeypatch.setattr("offsupport.evaluation.save_tensors", refuse)
     result = evaluate(adapted("tent"), stream_of(images), checkpoint=Checkpoint(tmp_path / "c", every=0.0))
     require_same(result, evaluate(adapted("tent"), stream_of(images)))
     monkeypatch.setattr(HEARD, "asked", True)
@@ -242,9 +242,7 @@ def test_images_are_brought_to_the_model(images, monkeypatch):
     monkeypatch.setattr(given, "forward", lambda x: seen.append(x.device.type) or torch.zeros(len(x), 4))
     evaluate(given, [(images[0][:16], images[1][:16])])
     assert seen == ["meta"]
-    monkeypatch.setattr(
-        "offsupport.methods.source_images.check_input", lambda x, model: asked.append(x.device.type) or x
-    )
+    monkeypatch.setattr("offsupport.engine.registry.check_input", lambda x, model: asked.append(x.device.type) or x)
     monkeypatch.setattr(
         "offsupport.methods.eata.Eata.collect", lambda self, batches: {"n": torch.tensor(len(list(batches)))}
     )

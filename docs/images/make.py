@@ -19,7 +19,7 @@ def main(folders: list[str]) -> None:
     """Write the pictures of each run."""
     from browser import chromium, show
 
-    from offsupport.report.runs import write_report
+    from offsupport.report.run_page import write_report
 
     with chromium() as driver:
         for folder in map(Path, folders):

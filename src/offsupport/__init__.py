@@ -12,13 +12,13 @@ __version__ = "0.2.0"
 
 _PUBLIC = {
     "OffsupportError": "offsupport.core.errors",
-    "adapt": "offsupport.methods.factory",
-    "diagnose_model": "offsupport.theory.deep",
+    "adapt": "offsupport.methods",
+    "diagnose_model": "offsupport.diagnosis.network",
     "evaluate": "offsupport.evaluation",
-    "list_methods": "offsupport.methods.factory",
-    "load_adapted": "offsupport.methods.factory",
+    "list_methods": "offsupport.methods",
+    "load_adapted": "offsupport.methods",
     "load_model": "offsupport.nn.loading",
-    "source_stats": "offsupport.methods.factory",
+    "source_stats": "offsupport.methods",
 }
 _ROOMS = ("bench", "data", "functional", "latent", "methods", "nn", "testing", "theory")
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from offsupport import testing as testing
     from offsupport import theory as theory
     from offsupport.core.errors import OffsupportError as OffsupportError
+    from offsupport.diagnosis.network import diagnose_model as diagnose_model
+    from offsupport.engine.registry import adapt as adapt
+    from offsupport.engine.registry import list_methods as list_methods
+    from offsupport.engine.registry import load_adapted as load_adapted
+    from offsupport.engine.registry import source_stats as source_stats
     from offsupport.evaluation import evaluate as evaluate
-    from offsupport.methods.factory import adapt as adapt
-    from offsupport.methods.factory import list_methods as list_methods
-    from offsupport.methods.factory import load_adapted as load_adapted
-    from offsupport.methods.factory import source_stats as source_stats
     from offsupport.nn.loading import load_model as load_model
-    from offsupport.theory.deep import diagnose_model as diagnose_model
 
 __all__ = ["__version__", *_PUBLIC, *_ROOMS]
 

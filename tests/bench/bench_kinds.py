@@ -13,9 +13,9 @@ from pathlib import Path
 
 from offsupport import evaluation
 from offsupport.bench import Cell, Kind, Outcome, Place
-from offsupport.bench.adapt_cell import AdaptConfig, prepare_adapt, run_adapt
 from offsupport.data import Batch, Stream
 from offsupport.evaluation import Checkpoint
+from offsupport.studies.adaptation import AdaptConfig, prepare_adapt, run_adapt
 
 
 @dataclass(frozen=True, kw_only=True)

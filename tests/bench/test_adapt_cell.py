@@ -7,11 +7,12 @@ import torch
 from bench_models import tiny
 
 import offsupport
-from offsupport.bench import AdaptConfig, Place
-from offsupport.bench.adapt_cell import adapter_of, prepare_adapt, run_adapt
-from offsupport.bench.correctness import unpack
+from offsupport.bench import Place
 from offsupport.core.checkpoints import tensors_sha256
 from offsupport.core.errors import ConfigError, ModelError
+from offsupport.results.correctness import unpack
+from offsupport.studies import AdaptConfig
+from offsupport.studies.adaptation import adapter_of, prepare_adapt, run_adapt
 
 SMALL = AdaptConfig(
     dataset="digits-c", method="bn", corruption="contrast", model="bench_models:tiny", limit=48, batch_size=16

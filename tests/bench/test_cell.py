@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offsupport.bench import AdaptConfig, Cell, Place, expand
+from offsupport.bench import Cell, Place
 from offsupport.bench.cell import compute
 from offsupport.core.errors import ConfigError
+from offsupport.studies import AdaptConfig, expand
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

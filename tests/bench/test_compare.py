@@ -6,10 +6,9 @@ import pytest
 from bench_kinds import square_cell
 
 from offsupport.bench import Outcome, Place, Store
-from offsupport.bench.compare import compare, differing
 from offsupport.bench.runs import run_grid
 from offsupport.bench.store import seal
-from offsupport.bench.verify import TOLERANCE, require_same, verify
+from offsupport.bench.verify import TOLERANCE, compare, differing, require_same, verify
 from offsupport.core.errors import FileError, GridIncompleteError
 
 

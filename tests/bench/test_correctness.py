@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offsupport.bench.correctness import pack, unpack
+from offsupport.results.correctness import pack, unpack
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=80))

@@ -8,13 +8,13 @@ import pytest
 import torch
 from bench_kinds import devices_given, gpu_cell, square_cell
 
-from offsupport.bench import AdaptConfig, Cell, Place, run_cells
-from offsupport.bench.adapt_cell import prepare_adapt, run_adapt
-from offsupport.bench.devices import assign
-from offsupport.bench.local import Local
+from offsupport.bench import Cell, Place, run_cells
+from offsupport.bench.executor import Local, assign
 from offsupport.bench.ray_cluster import _Driver
 from offsupport.core.errors import ConfigError
 from offsupport.core.processes import WORKER_VARIABLES, gpus, worker_environment
+from offsupport.studies import AdaptConfig
+from offsupport.studies.adaptation import prepare_adapt, run_adapt
 
 NAME = "CUDA_VISIBLE_DEVICES"
 SENTENCE = r"need a GPU, and torch finds none\. Run them where"
@@ -75,9 +75,9 @@ def test_as_many_workers_as_gpus_and_each_has_its_own(machine, tmp_path):
 
 def test_other_cells_count_cores_and_never_look_for_gpus(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("nobody asked for a GPU"))
-    monkeypatch.setattr("offsupport.bench.local.cores", lambda: 2)
+    monkeypatch.setattr("offsupport.bench.executor.cores", lambda: 2)
     asked = []
-    monkeypatch.setattr("offsupport.bench.local._Pool.run", lambda self, given: asked.append(given))
+    monkeypatch.setattr("offsupport.bench.executor._Pool.run", lambda self, given: asked.append(given))
     with Local(0).ready() as run:
         run(SimpleNamespace(cells=[square_cell(x) for x in range(3)]))
     assert asked == [[None, None]]

@@ -16,9 +16,9 @@ from bench_kinds import square_cell
 from torch import nn
 
 from offsupport.bench import Cell, Place, Store, run_cells
-from offsupport.bench.adapt_cell import AdaptConfig
-from offsupport.bench.models import MODELS, BuiltIn, load_model
 from offsupport.bench.runs import run_grid
+from offsupport.studies.adaptation import AdaptConfig
+from offsupport.studies.models import MODELS, BuiltIn, load_model
 
 HERE = Path(__file__).parent
 CELLS = 24

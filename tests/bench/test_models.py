@@ -3,12 +3,12 @@ import torch
 from torch import nn
 
 from offsupport import zoo
-from offsupport.bench import AdaptConfig
-from offsupport.bench.models import MODELS, BuiltIn, load_model, pinned
 from offsupport.core.checkpoints import save_tensors
 from offsupport.core.errors import ConfigError, ModelError
 from offsupport.core.files import sha256_file
 from offsupport.nn import build_network
+from offsupport.studies import AdaptConfig
+from offsupport.studies.models import MODELS, BuiltIn, load_model, pinned
 
 
 @pytest.fixture

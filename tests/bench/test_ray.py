@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from bench_kinds import devices_given, gpu_cell, square_cell
 
-from offsupport.bench import AdaptConfig, Cell, Place, Store, run_cells
+from offsupport.bench import Cell, Place, Store, run_cells
 from offsupport.bench.ray_cluster import RayCluster
 from offsupport.core.errors import ConfigError
+from offsupport.studies import AdaptConfig
 
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.slow, pytest.mark.fault]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from offsupport.bench import expand
-from offsupport.bench.recipe import read_recipe
 from offsupport.core.errors import ConfigError, FileError
+from offsupport.studies import expand
+from offsupport.studies.adaptation import read_recipe
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "recipes" / "digits.yaml"
 GOOD = "datasets: [digits-c]\nmethods: [bn]\n"

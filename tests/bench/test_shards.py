@@ -7,13 +7,14 @@ import pytest
 import torch
 
 import offsupport
-from offsupport.bench import AdaptConfig, Place
-from offsupport.bench.adapt_cell import prepare_adapt, run_adapt
-from offsupport.bench.correctness import unpack
-from offsupport.bench.results import parts_of
+from offsupport.bench import Place
 from offsupport.bench.store import Store
 from offsupport.core.errors import ConfigError
 from offsupport.nn import build_network
+from offsupport.results.correctness import unpack
+from offsupport.studies import AdaptConfig
+from offsupport.studies.adaptation import prepare_adapt, run_adapt
+from offsupport.studies.errors import parts_of
 
 HYPER = {"steps": 2, "masks": 3, "lr": 0.05}
 WHOLE = AdaptConfig(

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from offsupport.bench.stats import bootstrap, difference_estimate, mean_estimate
+from offsupport.results.intervals import bootstrap, difference_estimate, mean_estimate
 
 
 def test_bootstrap_of_three_images_has_the_exact_distribution():
@@ -72,7 +72,7 @@ def test_same_seed_same_interval():
 def test_chunks_do_not_change_the_result(monkeypatch):
     errors = (np.random.default_rng(0).random((50, 2)) < 0.2).astype(float)
     whole = bootstrap(errors, resamples=100)
-    monkeypatch.setattr("offsupport.bench.stats._CHUNK", 700)
+    monkeypatch.setattr("offsupport.results.intervals._CHUNK", 700)
     assert np.array_equal(bootstrap(errors, resamples=100), whole)
 
 

@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 
 import offsupport
-from offsupport.cli.image_files import find_images
 from offsupport.cli.main import main
-from offsupport.cli.predictions import Prediction, csv_text
 from offsupport.cli.settings import read_settings
+from offsupport.serving.folder import Prediction, csv_text, find_images
 
 HERE = Path(__file__).parent
 

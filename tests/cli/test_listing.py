@@ -5,13 +5,13 @@ import json
 import pytest
 
 from offsupport import zoo
-from offsupport.bench.models import MODELS
 from offsupport.cli.doctor import examine
 from offsupport.cli.listing import list_
 from offsupport.core.errors import ConfigError
 from offsupport.data import ALL
 from offsupport.methods import METHODS
-from offsupport.paper import TABLES
+from offsupport.studies import TABLES
+from offsupport.studies.models import MODELS
 from offsupport.training import list_recipes
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from offsupport.paper import TABLES
+from offsupport.studies import TABLES
 
 VERDICTS = {"holds", "does-not-hold", "undecided"}
 

@@ -13,7 +13,7 @@ from matplotlib.colors import hsv_to_rgb, rgb_to_hsv
 from scipy import ndimage
 
 from offsupport.data.corruptions.filters import ROUNDING
-from offsupport.data.corruptions.frost import textures
+from offsupport.data.corruptions.weather import textures
 
 
 def synthetic_images(count, side=32):

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 from PIL import Image
 
-from offsupport.data.imagenet100 import IMAGENET100
+from offsupport.data.folders import IMAGENET100
 
 
 def cifar_pixels(n, seed=0):

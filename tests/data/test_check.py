@@ -11,8 +11,8 @@ from offsupport.cli.main import app
 from offsupport.core.errors import DataMissingError, FileError, OffsupportError
 from offsupport.data import STANDARD
 from offsupport.data.checking import check, draw_findings
-from offsupport.data.imagenet100 import IMAGENET100
-from offsupport.data.making.job import describe_file
+from offsupport.data.folders import IMAGENET100
+from offsupport.data.making import describe_file
 
 
 def write_npy(folder, names, rows=10, manifest=True):

@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offsupport.core.errors import ConfigError, InputError
-from offsupport.data.corruptions import ALL, CORRUPTIONS, EXTRA, GROUPS, STANDARD, corrupt, max_severity, parameter_set
-from offsupport.data.corruptions.parameters import SETS
+from offsupport.data.corruptions import (
+    ALL,
+    CORRUPTIONS,
+    EXTRA,
+    GROUPS,
+    STANDARD,
+    corrupt,
+    max_severity,
+    parameter_set,
+)
+from offsupport.data.corruptions.registry import SETS
 
 names = st.sampled_from(ALL)
 severities = st.integers(1, 5)

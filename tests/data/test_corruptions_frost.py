@@ -6,8 +6,9 @@ from corruption_loops import synthetic_images
 from PIL import Image
 
 from offsupport.core.errors import ConfigError, DataMissingError, FileError, InputError
-from offsupport.data.corruptions import ALL, contact_sheet, corrupt
-from offsupport.data.corruptions.frost import PALETTES, synthetic, textures
+from offsupport.data import contact_sheet
+from offsupport.data.corruptions import ALL, corrupt
+from offsupport.data.corruptions.weather import PALETTES, synthetic, textures
 
 
 @pytest.fixture

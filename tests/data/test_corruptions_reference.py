@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from offsupport.data.corruptions import corrupt
-from offsupport.data.corruptions.blur import disc, one_way_copies
+from offsupport.data.corruptions.blur import disc, one_way_copies, zoom, zoom_average
 from offsupport.data.corruptions.digital import affine_source
-from offsupport.data.corruptions.parameters import parameters
-from offsupport.data.corruptions.plasma import draws_needed, plasma
+from offsupport.data.corruptions.registry import parameters
 from offsupport.data.corruptions.seeding import Streams
-from offsupport.data.corruptions.zoom import zoom, zoom_average
+from offsupport.data.corruptions.weather import draws_needed, plasma
 
 MIDDLE = {
     "glass_blur": 5,

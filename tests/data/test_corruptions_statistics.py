@@ -10,12 +10,11 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from offsupport.data.corruptions import ALL, SETS, corrupt, max_severity
-from offsupport.data.corruptions.blur import disc
+from offsupport.data.corruptions.blur import disc, motion, motion_weights
 from offsupport.data.corruptions.digital import smoothing
 from offsupport.data.corruptions.filters import gaussian
-from offsupport.data.corruptions.motion import motion, motion_weights
-from offsupport.data.corruptions.plasma import draws_needed, plasma
 from offsupport.data.corruptions.seeding import Streams
+from offsupport.data.corruptions.weather import draws_needed, plasma
 
 IMPULSE_SHARES = [0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15, 0.21, 0.28, 0.36]
 AVERAGING = ["defocus_blur", "zoom_blur", "gaussian_blur", "motion_blur", "glass_blur", "contrast"]

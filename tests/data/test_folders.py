@@ -5,7 +5,7 @@ from PIL import Image
 
 from offsupport.core.errors import DataMissingError, FileError, InputError
 from offsupport.data import load, stream
-from offsupport.data.imagenet100 import IMAGENET100
+from offsupport.data.folders import IMAGENET100
 from offsupport.data.pictures import decode_image, encode_jpeg, read_picture
 
 

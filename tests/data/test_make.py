@@ -16,7 +16,7 @@ from data_layouts import write_cifar10, write_cifar100, write_imagenet100
 from offsupport.core.errors import ConfigError, FileError, OffsupportError
 from offsupport.core.files import folder_lock
 from offsupport.data import load
-from offsupport.data.imagenet100 import IMAGENET100
+from offsupport.data.folders import IMAGENET100
 from offsupport.data.making import make
 from offsupport.data.pictures import read_picture
 
@@ -30,7 +30,7 @@ def in_process(monkeypatch):
         with ThreadPoolExecutor(workers) as threads:
             yield threads
 
-    monkeypatch.setattr("offsupport.data.making.work.worker_pool", pool)
+    monkeypatch.setattr("offsupport.data.making.worker_pool", pool)
 
 
 def tree(folder):
@@ -110,8 +110,8 @@ def test_a_worker_that_dies_is_a_sentence(tmp_path, monkeypatch):
     def pool(workers):
         yield SimpleNamespace(submit=lambda *_: Broken())
 
-    monkeypatch.setattr("offsupport.data.making.work.worker_pool", pool)
-    monkeypatch.setattr("offsupport.data.making.work.as_completed", iter)
+    monkeypatch.setattr("offsupport.data.making.worker_pool", pool)
+    monkeypatch.setattr("offsupport.data.making.as_completed", iter)
     with pytest.raises(OffsupportError, match=r"worker process died.*same command again"):
         make("digits-c", None, tmp_path, corruptions=["fog"])
 

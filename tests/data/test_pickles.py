@@ -10,7 +10,7 @@ from data_layouts import cifar_pixels, flat, python2_batch, write_cifar10
 
 from offsupport.core.errors import FileError
 from offsupport.data import load
-from offsupport.data.pickles import read_pickle
+from offsupport.data.cifar import read_pickle
 
 SENTINEL = "sentinel"
 

@@ -9,12 +9,12 @@ from offsupport.functional import (
     coral,
     mean_and_covariance,
     mean_gap,
+    outer_sums,
+    pooled,
     symmetric_diagonal_kl,
     update_class_moments,
     update_moments,
 )
-from offsupport.functional.alignment import pooled
-from offsupport.functional.class_moments import outer_sums
 
 CLASSES, WIDTH = 5, 3
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from offsupport.functional import Moments, gaussian_kl, symmetric_gaussian_kl, update_moments
-from offsupport.functional.gaussian import precision
+from offsupport.functional import Moments, gaussian_kl, precision, symmetric_gaussian_kl, update_moments
 
 
 def gaussian(dim, seed, batch=()):

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from offsupport.latent import Extrapolator
-from offsupport.latent.dimension import changing_dimension
-from offsupport.latent.draws import draw
-from offsupport.latent.flow_fit import FlowConfig
-from offsupport.latent.masks import Weighed
-from offsupport.latent.process import Process
-from offsupport.theory.extrapolated import view
+from offsupport.latent.extrapolator.decision import changing_dimension
+from offsupport.latent.extrapolator.dense import FlowConfig
+from offsupport.latent.extrapolator.sparse import Weighed
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.process import Process
+from offsupport.theory.subject import view
 
 QUICK = FlowConfig(layers=2, starts=1, rounds=0, steps=20, polish_steps=10)
 D = 8

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from offsupport.core.errors import ConfigError, InputError, ModelError
-from offsupport.latent import Extrapolator, Imsda, OnlySource, TrimmedNN, Vae, memory
-from offsupport.latent.draws import draw
-from offsupport.latent.flow_fit import FlowConfig, fit_flow
-from offsupport.latent.process import Process
+from offsupport.latent import Extrapolator, Imsda, OnlySource, TrimmedNN, Vae
+from offsupport.latent.extrapolator import dense as memory
+from offsupport.latent.extrapolator.dense import FlowConfig, fit_flow
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.process import Process
 
 QUICK = FlowConfig(layers=2, starts=1, rounds=0, steps=60, polish_steps=20)
 

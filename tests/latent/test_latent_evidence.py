@@ -9,12 +9,11 @@ import torch
 from torch.distributions import MultivariateNormal
 
 from offsupport.latent import Extrapolator
-from offsupport.latent.density import fit_mixture
-from offsupport.latent.draws import draw
-from offsupport.latent.evidence import DECISIVE, log_odds, sparse_evidence
-from offsupport.latent.flow_fit import FlowConfig
-from offsupport.latent.masks import all_masks, weigh
-from offsupport.latent.process import Process
+from offsupport.latent.extrapolator.decision import DECISIVE, log_odds, sparse_evidence
+from offsupport.latent.extrapolator.dense import FlowConfig
+from offsupport.latent.extrapolator.sparse import all_masks, fit_mixture, weigh
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.process import Process
 
 D, LARGEST, LOG_PRIOR = 4, 2, -4.6
 QUICK = FlowConfig(layers=2, starts=1, rounds=0, steps=20, polish_steps=10)

@@ -6,10 +6,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offsupport.latent.draws import draw
-from offsupport.latent.flow import FlowShape, gradient, kink, log_density, transform, views
-from offsupport.latent.flow_fit import KEPT, FlowConfig, Problem, Stage, cycle, fit_flow, reseed, train, whitening
-from offsupport.latent.process import Process
+from offsupport.latent.extrapolator.dense import (
+    KEPT,
+    FlowConfig,
+    FlowShape,
+    Problem,
+    Stage,
+    cycle,
+    fit_flow,
+    gradient,
+    kink,
+    log_density,
+    reseed,
+    train,
+    transform,
+    views,
+    whitening,
+)
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.process import Process
 
 SHAPE = FlowShape(d=3, layers=3, labels=2)
 WIDTHS = [0.3, 0.7]

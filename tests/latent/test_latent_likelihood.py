@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from offsupport.core.errors import ConfigError
-from offsupport.latent.imsda import Imsda
+from offsupport.latent.baselines.imsda import Imsda
+from offsupport.latent.baselines.vae import Vae
 from offsupport.latent.networks import mlp
-from offsupport.latent.score import held_out_likelihood
-from offsupport.latent.vae import Vae
+from offsupport.studies.latent_runs import held_out_likelihood
 
 D = 3
 

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from offsupport.latent import masks as masks_module
-from offsupport.latent.beam import BEAM, beam_search
-from offsupport.latent.density import fit_mixture
-from offsupport.latent.masks import all_masks, weigh
+from offsupport.latent.extrapolator import sparse as masks_module
+from offsupport.latent.extrapolator.sparse import BEAM, all_masks, beam_search, fit_mixture, weigh
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +102,7 @@ def test_beam_search_ends_where_larger_sets_stop_paying_and_does_not_mind_its_ba
     together = weigh(mixture, samples, 8, -4.6)
     assert torch.equal(together.likeliest()[0, :, :5], torch.ones(40, 5, dtype=torch.bool))
     assert weigh(mixture, x[:, :3], 8, -4.6).masks.sum(-1).max() < 8
-    monkeypatch.setattr("offsupport.latent.beam.MOST_ENTRIES", 1)
+    monkeypatch.setattr("offsupport.latent.extrapolator.sparse.MOST_ENTRIES", 1)
     apart = weigh(mixture, samples, 8, -4.6)
     assert torch.allclose(apart.distrust(), together.distrust(), atol=1e-3)
     assert torch.equal(apart.likeliest(), together.likeliest())

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from offsupport.latent.baselines.imsda import parameter_count, sigmoid_flow
 from offsupport.latent.networks import adam, batches, init_mlp, mlp, supervised_loss
-from offsupport.latent.score import run_block
-from offsupport.latent.sigmoid_flow import parameter_count, sigmoid_flow
+from offsupport.studies.latent_runs import run_block
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

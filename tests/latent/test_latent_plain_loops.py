@@ -6,11 +6,10 @@ from torch import nn
 from torch.nn import functional
 
 from offsupport.latent import Imsda, Vae
-from offsupport.latent.flow import FlowShape, views
-from offsupport.latent.flow_fit import FlowConfig, Problem, Stage, cycle, train
+from offsupport.latent.baselines.imsda import INVERSE_SOFTPLUS_1, parameter_count
+from offsupport.latent.extrapolator.dense import FlowConfig, FlowShape, Problem, Stage, cycle, train, views
 from offsupport.latent.inputs import check_source
 from offsupport.latent.networks import batches, init_mlp
-from offsupport.latent.sigmoid_flow import INVERSE_SOFTPLUS_1, parameter_count
 
 RUNS, N, D, TARGETS = 3, 96, 5, 2
 SIZES = {"epochs": 2, "batch_size": 32, "d_c": 3, "d_s": 2, "width": 8, "shift": "dense"}

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from offsupport.core.errors import ConfigError
-from offsupport.latent.draws import draw, oracle
-from offsupport.latent.generator import bounded_matrix, jacobian, uniform_matrix
-from offsupport.latent.process import Process, preset
+from offsupport.latent.process.draws import draw, oracle
+from offsupport.latent.process.generator import bounded_matrix, jacobian, uniform_matrix
+from offsupport.latent.process.process import Process, preset
 
 SEEDS = range(1_000_000, 1_000_003)
 

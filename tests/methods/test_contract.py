@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from offsupport.engine.source_stats import SourceStats
 from offsupport.methods import METHODS, Adapter, MethodConfig, MethodInfo, StepConfig, register
-from offsupport.methods.source_stats import SourceStats
 from offsupport.nn import affine_parameters
 from offsupport.testing import CHECKS, NETWORKS, Case, check_memory, check_method, contract, refusal
-from offsupport.testing.hyper_checks import check_hyper_parameters
+from offsupport.testing.promises import check_hyper_parameters
 
 # A method for which source statistics are optional is checked with them and without.
 ROWS = [(name, True) for name in METHODS] + [

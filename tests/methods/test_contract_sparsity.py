@@ -4,7 +4,7 @@ import pytest
 
 from offsupport.methods import METHODS
 from offsupport.testing import CHECKS, NETWORKS, Case, check_memory, refusal
-from offsupport.testing.hyper_checks import check_hyper_parameters
+from offsupport.testing.promises import check_hyper_parameters
 
 # Methods of many passes per batch, or with moments of source features, are left to the slow suite.
 HEAVY = ("ttac+sc", "tesla+sc", "tesla-s+sc")

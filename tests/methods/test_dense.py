@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import offsupport
 from offsupport.core.errors import ModelError
-from offsupport.methods.config import MethodConfig
+from offsupport.engine.config import MethodConfig
 from offsupport.testing import NETWORKS
 from offsupport.testing.case import run, same_bits, stream
 

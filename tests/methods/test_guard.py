@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import offsupport
+from offsupport.engine import adapter as guard
 from offsupport.functional import entropy
-from offsupport.methods import guard
 from offsupport.testing import NETWORKS, Case, toy_images
 from offsupport.testing.case import changed_weights, run, same_bits, stream
-from offsupport.testing.fault_checks import Faulty
+from offsupport.testing.promises import Faulty
 
 STEPPING = ["tent", "shot", "eata", "sar"]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import offsupport
 from offsupport.core.errors import ConfigError, ModelError
-from offsupport.methods.mae_ttt_em import uncertainty
+from offsupport.methods.mae_ttt import uncertainty
 from offsupport.nn import Normalized, draw_masks, mae, resnet18
 from offsupport.testing.case import same_bits
 

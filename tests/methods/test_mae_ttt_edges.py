@@ -7,9 +7,8 @@ from torch import nn
 
 import offsupport
 from offsupport.bench.cell import Place
-from offsupport.bench.episode_cell import EpisodeConfig, prepare_episodes
 from offsupport.core.errors import ConfigError, InputError, ModelError
-from offsupport.methods.episode import watch_episode
+from offsupport.studies.episodes import EpisodeConfig, prepare_episodes, watch_episode
 from offsupport.testing.case import same_bits
 
 

@@ -11,7 +11,7 @@ from tesla_reference import images
 
 import offsupport
 from offsupport.augment import Policy, random_augment, weak_views
-from offsupport.methods.draws import draws_for
+from offsupport.engine.adapter import draws_for
 
 SIZES = (1, 1, 3, 1, 2, 5, 1, 1, 4, 2)
 

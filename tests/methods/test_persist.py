@@ -11,7 +11,7 @@ from torch import nn
 import offsupport
 from offsupport.core.checkpoints import load_tensors, save_tensors
 from offsupport.core.errors import FileError, SourceStatsError
-from offsupport.methods.source_stats import SourceStats
+from offsupport.engine.source_stats import SourceStats
 from offsupport.testing import NETWORKS, Case
 from offsupport.testing.case import all_same_bits, changed, quiet, run, same_bits, stream
 

@@ -10,8 +10,9 @@ from torch import nn
 import offsupport
 from offsupport.core.checkpoints import save_tensors
 from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError
-from offsupport.methods import METHODS, SourceStats, features
-from offsupport.methods.config import Options
+from offsupport.engine import source_stats as features
+from offsupport.engine.config import Options
+from offsupport.methods import METHODS, SourceStats
 from offsupport.testing import NETWORKS, toy_images
 
 LOADER = [toy_images(16, seed, shifted=False) for seed in range(3)]

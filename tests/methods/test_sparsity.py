@@ -11,9 +11,8 @@ from torch import nn
 
 import offsupport
 from offsupport.core.errors import ConfigError, ModelError, SourceStatsError
+from offsupport.engine.sparsity import PRESETS, TEACHER_PRESETS, TeacherConstraint, constrained
 from offsupport.methods import METHODS, Adapter, MethodInfo, StepConfig, register
-from offsupport.methods.constraint import PRESETS, TEACHER_PRESETS, TeacherConstraint
-from offsupport.methods.sparsity import constrained
 from offsupport.nn import resnet18
 from offsupport.nn.lora import LowRank, updated_layers
 from offsupport.testing import NETWORKS, toy_images

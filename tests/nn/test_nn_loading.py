@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import offsupport
-from offsupport.bench import models
 from offsupport.core.checkpoints import save_tensors
 from offsupport.core.errors import ConfigError, FileError, ModelError
 from offsupport.nn import Normalized, WithProjection, build_network, load_model, projected
+from offsupport.studies import models
 
 NAME = "resnet18x0.0625"
 X = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))

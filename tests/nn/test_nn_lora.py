@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from offsupport.functional import effective_rank, soft_threshold
-from offsupport.functional.sparsity import product_singular_values
-from offsupport.nn.factored import gains
-from offsupport.nn.lora import add_updates, describe_updates, merge, updatable_layers, updated_layers
+from offsupport.functional import effective_rank, product_singular_values, soft_threshold
+from offsupport.nn.lora import add_updates, describe_updates, gains, merge, updatable_layers, updated_layers
 
 KINDS = {
     "3x3": lambda: nn.Conv2d(6, 8, 3, padding=1),

@@ -9,9 +9,7 @@ from torch import nn
 
 from offsupport.core.errors import InputError
 from offsupport.nn import MaskedAutoencoder, draw_masks, mae
-from offsupport.nn.mae import SIZES, make_head
-from offsupport.nn.mae_inside import Inside
-from offsupport.nn.masking import mask_by_noise, visible_patches
+from offsupport.nn.mae import SIZES, Inside, make_head, mask_by_noise, visible_patches
 from offsupport.nn.vit import Attention, sincos_position
 
 SMALL = {"image": 8, "patch": 2, "dim": 8, "depth": 2, "heads": 2, "decoder_dim": 8, "decoder_depth": 1}

@@ -8,7 +8,7 @@ import torch
 
 from offsupport.core.errors import ConfigError, InputError, ModelError
 from offsupport.nn import draw_masks, mae
-from offsupport.nn.masking import visible_patches
+from offsupport.nn.mae import visible_patches
 
 SMALL = {"image": 8, "patch": 2, "dim": 8, "depth": 2, "heads": 2, "decoder_dim": 8, "decoder_depth": 1}
 SMALL |= {"decoder_heads": 2, "head_dim": 8, "head_depth": 1, "head_heads": 2}

@@ -10,7 +10,7 @@ from offsupport.core.checkpoints import save_tensors
 from offsupport.core.errors import FileError
 from offsupport.core.weights import read_weights
 from offsupport.nn import build_network, load_mae, load_model, mae, resnet18
-from offsupport.nn.mae_weights import load_weights, our_names
+from offsupport.nn.loading import load_weights, our_names
 
 SMALL = {"image": 8, "patch": 4, "dim": 8, "depth": 2, "heads": 2, "decoder_dim": 4, "decoder_depth": 1}
 SMALL |= {"decoder_heads": 2, "head_dim": 8, "head_depth": 1, "head_heads": 2}

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from offsupport.methods.sar import perturbed
 from offsupport.nn import adopt_batch_norm
 from offsupport.nn.norm import AdaptiveStatistics
-from offsupport.nn.sam import perturbed
 from offsupport.testing.case import same_bits
 
 

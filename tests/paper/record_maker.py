@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from offsupport.bench import AdaptConfig, Record
-from offsupport.bench.correctness import pack
+from offsupport.bench import Record
+from offsupport.results.correctness import pack
+from offsupport.studies import AdaptConfig
 
 
 def make_record(method: str, corruption: str, correct: Any, dataset: str = "cifar10-c", **settings: Any) -> Record:

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from record_maker import make_record
 
-from offsupport.bench.stats import Estimate
 from offsupport.core.errors import ConfigError
 from offsupport.data import STANDARD
-from offsupport.paper import TABLES, Options, cells_of, payload, table_a2, table_a3, table_a4
-from offsupport.paper.declare import within
+from offsupport.results.intervals import Estimate
+from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies.paper import table_a2, table_a3, table_a4
+from offsupport.studies.tables import within
 
 
 def flags(wrong, n=200):

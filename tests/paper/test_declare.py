@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from record_maker import make_record
 
-from offsupport.bench.stats import Estimate
 from offsupport.core.errors import ConfigError
 from offsupport.functional import wilson
-from offsupport.paper import TABLES, Options, ablation, cells_of, payload
-from offsupport.paper.declare import below
-from offsupport.paper.errors import below_claims, below_each, error_rows
+from offsupport.results.intervals import Estimate
+from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies.errors import below_claims, below_each, error_rows
+from offsupport.studies.ours import ablation
+from offsupport.studies.tables import below
 
 TABLE2 = TABLES["table2"]
 

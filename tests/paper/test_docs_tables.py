@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from offsupport.latent.score import KL
-from offsupport.paper import TABLES
+from offsupport.studies import TABLES
+from offsupport.studies.latent_runs import KL
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted(path.parent for path in (ROOT / "results").glob("*/grid.json") if path.parent.name in TABLES)
@@ -70,7 +70,7 @@ def test_a_number_that_is_not_the_stored_one_is_replaced(tmp_path):
 @pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
 def test_stored_numbers_follow_from_the_stored_cells(folder):
     from offsupport.bench.runs import status
-    from offsupport.paper import payload
+    from offsupport.studies import payload
 
     def plain(text):  # sums of doubles end in other digits where they are added in another order
         return json.loads(text, parse_float=lambda number: round(float(number), 9))

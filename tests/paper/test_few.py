@@ -5,7 +5,8 @@ import pytest
 from record_maker import make_record
 
 from offsupport.methods import list_methods
-from offsupport.paper import TABLES, Options, cells_of, few, payload
+from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies.ours import few
 
 FEW = TABLES["few"]
 

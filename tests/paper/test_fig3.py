@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from record_maker import make_record
 
-from offsupport.paper import TABLES, Options, cells_of, payload
-from offsupport.paper.fig3 import BLOCKS, SEVERITIES
+from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies.paper.fig3 import BLOCKS, SEVERITIES
 
 FIG3 = TABLES["fig3"]
 SPARSE, DENSE = BLOCKS[0], BLOCKS[-1]

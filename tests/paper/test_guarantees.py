@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from offsupport.bench.guarantee_cell import GuaranteeConfig
 from offsupport.bench.store import Record
-from offsupport.paper import TABLES, Options, cells_of, payload
-from offsupport.paper.guarantees import _correlation, _ratio, claims, rows
+from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies.guarantee_runs import GuaranteeConfig
+from offsupport.studies.ours.guarantees import _correlation, _ratio, claims, rows
 
 
 def record(study, accuracy, scores, failing=None, first=0):

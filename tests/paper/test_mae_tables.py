@@ -8,9 +8,9 @@ from record_maker import make_record
 
 from offsupport import zoo
 from offsupport.data import EXTRA, STANDARD
-from offsupport.paper import TABLES, Options, cells_of, payload
-from offsupport.paper.mae_arms import SCALES, Arm, adapted_models, by_arm, config_of
-from offsupport.paper.table3 import PRINTED
+from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies.mae_arms import SCALES, Arm, adapted_models, by_arm, config_of
+from offsupport.studies.paper.table3 import PRINTED
 
 MODELS = SCALES["smoke"].models
 RATES = {None: 0.4, 0: 0.5, 1: 0.7, 2: 0.7, 3: 0.6}

@@ -7,8 +7,8 @@ import pytest
 from offsupport import zoo
 from offsupport.core.errors import DataMissingError
 from offsupport.data import STANDARD
-from offsupport.paper import TABLES, Options, cells_of
-from offsupport.paper.published import SETTINGS
+from offsupport.studies import TABLES, Options, cells_of
+from offsupport.studies.published import SETTINGS
 
 RECIPES = [setting.recipe for setting in SETTINGS.values() if setting.recipe]
 BROUGHT = (

@@ -6,19 +6,25 @@ import numpy as np
 import pytest
 
 from offsupport.bench.cell import Place, compute
-from offsupport.bench.latent_cell import LatentConfig
-from offsupport.bench.likelihood_cell import LikelihoodConfig
-from offsupport.bench.radius_cell import RadiusConfig
 from offsupport.bench.runs import Status
 from offsupport.bench.store import Record, Store
 from offsupport.core.errors import ConfigError
 from offsupport.functional import wilson
-from offsupport.paper import TABLES, Options, cells_of, payload
-from offsupport.paper.columns import Names, median_radii, outcomes
-from offsupport.paper.sensitivity import CLAIMS as SENSITIVITY_CLAIMS
-from offsupport.paper.synthetic import FIRST, WITH_CHANGES, below_by_column, bounded, synthetic_rows
 from offsupport.report.page import render
 from offsupport.report.run_page import run_page
+from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies.latent_runs import LatentConfig, LikelihoodConfig, RadiusConfig
+from offsupport.studies.ours.sensitivity import CLAIMS as SENSITIVITY_CLAIMS
+from offsupport.studies.synthetic import (
+    FIRST,
+    WITH_CHANGES,
+    Names,
+    below_by_column,
+    bounded,
+    median_radii,
+    outcomes,
+    synthetic_rows,
+)
 
 
 def record(method, outcome, metric="accuracy", first=0, shift="dense", distances=(12.0,), targets=1):
@@ -130,7 +136,7 @@ def test_a_margin_allows_some_loss():
 
 
 def test_a_cell_computes_what_the_block_function_does(tmp_path):
-    from offsupport.latent.score import run_block
+    from offsupport.studies.latent_runs import run_block
 
     config = LatentConfig(method="only-source", shift="sparse", distances=[18.0, 24.0], first=7, runs=2)
     outcome = compute(config.cell(), Place(tmp_path))
@@ -144,7 +150,7 @@ def test_a_cell_computes_what_the_block_function_does(tmp_path):
 
 @pytest.mark.parametrize("name", ["table1", "tableA1"])
 def test_printed_numbers_stand_beside_the_columns_that_exist(name):
-    from offsupport.paper import table1, table_a1
+    from offsupport.studies.paper import table1, table_a1
 
     printed = {"table1": table1, "tableA1": table_a1}[name].PRINTED
     columns = {"table1": table1, "tableA1": table_a1}[name].COLUMNS

@@ -7,10 +7,11 @@ import pytest
 
 from offsupport.core.errors import ConfigError
 from offsupport.data import EXTRA, STANDARD
-from offsupport.methods.registry import METHODS
-from offsupport.methods.tuned import CHOSEN, NARROW, PUBLISHED, with_narrow
-from offsupport.paper import TABLES, Options, ablation, cells_of, tuning
-from offsupport.paper.declare import Row
+from offsupport.engine.registry import CHOSEN, NARROW, PUBLISHED, with_narrow
+from offsupport.methods import METHODS
+from offsupport.studies import TABLES, Options, cells_of
+from offsupport.studies.ours import ablation, tuning
+from offsupport.studies.tables import Row
 
 RESULTS = Path(__file__).parents[2] / "results"
 

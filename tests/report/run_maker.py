@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from offsupport.bench.adapt_cell import LEAK
 from offsupport.bench.cell import Cell, Outcome
-from offsupport.bench.correctness import pack
-from offsupport.bench.grid import expand
 from offsupport.bench.store import Store
 from offsupport.core.seeds import derive_seed
+from offsupport.results.correctness import pack
+from offsupport.studies.adaptation import LEAK, expand
 
 
 def adapt_outcome(cell: Cell, images: int, batches: int = 20) -> Outcome:

@@ -6,7 +6,7 @@ import pytest
 from browser import chromium, missing, show
 from run_maker import make_run
 
-from offsupport.report.runs import write_report
+from offsupport.report.run_page import write_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "present")]
 EVIL = "<img src=x onerror=document.title='broken'>"

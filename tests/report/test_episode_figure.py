@@ -6,13 +6,14 @@ import pytest
 import torch
 
 import offsupport
-from offsupport.bench import EpisodeConfig, Place
+from offsupport.bench import Place
 from offsupport.bench.cell import compute
 from offsupport.bench.store import Record
 from offsupport.core.errors import InputError
-from offsupport.methods.episode import watch_episode
 from offsupport.nn import build_network
-from offsupport.report.episodes import episode_section
+from offsupport.report.figures import episode_section
+from offsupport.studies import EpisodeConfig
+from offsupport.studies.episodes import watch_episode
 
 
 def tiny():

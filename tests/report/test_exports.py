@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from offsupport.report.cells import Badge, Bar, Number
-from offsupport.report.exports import FIELDS, as_csv, as_latex, latex_text
-from offsupport.report.page import Table
+from offsupport.report.page import Badge, Bar, Number, Table
+from offsupport.report.tables import FIELDS, as_csv, as_latex, latex_text
 
 ROW = {
     "method": "bn",

@@ -7,11 +7,11 @@ import pytest
 from html_check import read
 from run_maker import make_run
 
-from offsupport.bench.adapt_cell import LEAK
 from offsupport.bench.runs import status
 from offsupport.bench.store import Store
 from offsupport.report.provenance import command
-from offsupport.report.runs import write_report
+from offsupport.report.run_page import write_report
+from offsupport.studies.adaptation import LEAK
 
 
 def embedded(folder):

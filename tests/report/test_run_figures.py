@@ -5,15 +5,12 @@ import xml.etree.ElementTree as ET
 from html_check import read
 from run_maker import make_run
 
-from offsupport.bench.guarantee_cell import GuaranteeConfig
-from offsupport.bench.radius_cell import RadiusConfig
 from offsupport.bench.runs import status
 from offsupport.bench.store import Record
-from offsupport.report.constraint_figures import constraint_sections
-from offsupport.report.curve_figures import curve_figures, on_axes
-from offsupport.report.runs import write_report
-from offsupport.report.stream_figures import stream_figures
-from offsupport.report.theory_figures import theory_sections
+from offsupport.report.figures import constraint_sections, curve_figures, on_axes, stream_figures, theory_sections
+from offsupport.report.run_page import write_report
+from offsupport.studies.guarantee_runs import GuaranteeConfig
+from offsupport.studies.latent_runs import RadiusConfig
 
 
 def row(method, column, value=10.0):

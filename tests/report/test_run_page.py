@@ -8,9 +8,9 @@ sys.path.append(str(Path(__file__).parent.parent / "paper"))
 from record_maker import make_record
 
 from offsupport.bench.runs import Status
-from offsupport.paper import TABLES, payload
 from offsupport.report.page import render
 from offsupport.report.run_page import run_page
+from offsupport.studies import TABLES, payload
 
 EVIL = "<script>alert(1)</script>"
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from offsupport.cli.main import app
 from offsupport.core.errors import ConfigError, DataMissingError, FileError
-from offsupport.latent.draws import draw
-from offsupport.latent.process import Process
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.process import Process
 
 SMALL = ["--set", "n_source=200"]
 

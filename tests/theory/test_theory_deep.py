@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import offsupport
+from offsupport.diagnosis.network import _limit, _place, _regime
+from offsupport.diagnosis.patches import _deals, judge_patches
 from offsupport.nn import build_network, resnet18
-from offsupport.theory.deep import _limit, _place, _regime
-from offsupport.theory.patches import _deals, judge_patches
 
 
 def smooth(n, seed=0):
@@ -121,7 +121,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_memory_does_not_grow_with_targets_times_source(monkeypatch):
-    monkeypatch.setattr("offsupport.theory.patches.MOST", 50)
+    monkeypatch.setattr("offsupport.diagnosis.patches.MOST", 50)
     usual, found = torch.randn(200, 4, 4, 4), torch.randn(60, 4, 4, 4)
     with Largest() as watched:
         judge_patches(found, usual)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from offsupport.theory.dependence import dependence, projector
+from offsupport.theory.dependence import dependence, projector, weakest_point
 from offsupport.theory.jacobian import jacobian
-from offsupport.theory.weakest import weakest_point
 
 
 def rank(A):

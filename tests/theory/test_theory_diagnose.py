@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from offsupport.core.errors import InputError
-from offsupport.latent.draws import draw
-from offsupport.latent.process import Process, preset
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.process import Process, preset
 from offsupport.theory import diagnose
 
 

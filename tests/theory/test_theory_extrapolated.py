@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from offsupport.latent.draws import draw
-from offsupport.latent.extrapolator import Extrapolator
-from offsupport.latent.flow_fit import FlowConfig
-from offsupport.latent.process import Process
+from offsupport.latent.extrapolator.dense import FlowConfig
+from offsupport.latent.extrapolator.estimator import Extrapolator
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.process import Process
 from offsupport.theory import diagnose
-from offsupport.theory.extrapolated import source_of, view
+from offsupport.theory.subject import source_of, view
 
 
 def run(shift, **options):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from offsupport.latent.draws import draw
-from offsupport.latent.process import Process
-from offsupport.theory.influence import influence, informativeness
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.process import Process
+from offsupport.theory.dependence import influence, informativeness
 from offsupport.theory.jacobian import jacobian
 
 

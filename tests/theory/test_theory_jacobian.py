@@ -3,13 +3,23 @@
 import pytest
 import torch
 
-from offsupport.latent.draws import draw
-from offsupport.latent.generator import Mlp
-from offsupport.latent.process import Process, preset
-from offsupport.theory.invertibility import collision, kink, tear
-from offsupport.theory.jacobian import jacobian, norms, ranks
-from offsupport.theory.lipschitz import bounds, mlp_bounds, product_bound, secant_bound, slopes
-from offsupport.theory.search import climb
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.generator import Mlp
+from offsupport.latent.process.process import Process, preset
+from offsupport.theory.jacobian import (
+    bounds,
+    collision,
+    jacobian,
+    kink,
+    mlp_bounds,
+    norms,
+    product_bound,
+    ranks,
+    secant_bound,
+    slopes,
+    tear,
+)
+from offsupport.theory.radius import climb
 
 PROCESSES = [
     Process(n_source=200),

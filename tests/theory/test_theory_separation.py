@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 
-from offsupport.latent.draws import draw
-from offsupport.latent.process import preset
-from offsupport.theory.lipschitz import bounds
-from offsupport.theory.radius import radius, sampled_norms, segment_norms
-from offsupport.theory.separation import attained, certified, separation
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.process import preset
+from offsupport.theory.jacobian import bounds
+from offsupport.theory.radius import attained, certified, radius, sampled_norms, segment_norms, separation
 from offsupport.theory.support import Support
 
 BALL = Support("ball", 1.5, 2)

@@ -6,14 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offsupport.latent.dense import fit_dense
-from offsupport.latent.draws import draw
-from offsupport.latent.flow import transform, views
-from offsupport.latent.flow_fit import FlowConfig
+from offsupport.latent.extrapolator.dense import FlowConfig, fit_dense, transform, views
 from offsupport.latent.inputs import check_source
-from offsupport.latent.process import preset
-from offsupport.theory.gap import EXACT, _nll, gap_study, true_flow
-from offsupport.theory.studies import FRACTIONS, SPARSE_DISTANCES, inside_study, sparse_study
+from offsupport.latent.process.draws import draw
+from offsupport.latent.process.process import preset
+from offsupport.studies.guarantee_runs import (
+    EXACT,
+    FRACTIONS,
+    SPARSE_DISTANCES,
+    _nll,
+    gap_study,
+    inside_study,
+    sparse_study,
+    true_flow,
+)
 
 QUICK = FlowConfig(starts=1, rounds=0, steps=5, polish_steps=5)
 

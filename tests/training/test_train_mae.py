@@ -9,11 +9,10 @@ from torch.nn import functional as F
 from offsupport.core.errors import ConfigError
 from offsupport.nn import build_network
 from offsupport.training import read_recipe
-from offsupport.training.loop import Examples, begin
+from offsupport.training.loop import Examples, begin, pace
 from offsupport.training.objectives import make_objective
 from offsupport.training.recipe import make_recipe
 from offsupport.training.run import ALONE, train
-from offsupport.training.schedules import pace
 
 
 def objective(name, seed=0, **options):

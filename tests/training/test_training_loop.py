@@ -9,11 +9,10 @@ from training_recipes import tiny
 from offsupport.core.checkpoints import tensors_sha256
 from offsupport.core.errors import FileError
 from offsupport.data import load
-from offsupport.training import checkpoint, digits_model
-from offsupport.training.loop import begin, correct, epochs
+from offsupport.training import digits_model
+from offsupport.training import run as checkpoint
+from offsupport.training.loop import begin, correct, epochs, make_view, pace, resized, shifted, side_at
 from offsupport.training.run import ALONE, fresh_objective, split
-from offsupport.training.schedules import pace
-from offsupport.training.views import make_view, resized, shifted, side_at
 
 
 def started(recipe, seed=0):

@@ -5,7 +5,7 @@ import torch
 from training_recipes import TINY, tiny, written
 
 from offsupport.core.errors import ConfigError, FileError
-from offsupport.nn.architectures import NORMALIZATIONS
+from offsupport.nn.loading import NORMALIZATIONS
 from offsupport.training import list_recipes, read_recipe
 from offsupport.training.objectives import OBJECTIVES
 from offsupport.training.recipe import make_recipe

@@ -108,6 +108,11 @@ class Kind:
 KINDS: Registry[Kind] = Registry("kind of cell")
 
 
+def home_of(cell: Cell) -> str:
+    """Return the module that registers the kind of a cell: what another process must import to compute it."""
+    return _kind(cell).run.__module__
+
+
 def make_cell(kind: str, config: Any) -> Cell:
     """Return the cell of a configuration dataclass, every field included."""
     return Cell(kind, {field.name: getattr(config, field.name) for field in dataclasses.fields(config)})

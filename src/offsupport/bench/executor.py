@@ -6,16 +6,110 @@ What runs where and in which order has no part in the results: a cell says all t
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Sequence
+import importlib
+import multiprocessing
+import os
+import signal
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import NamedTuple, Protocol
 
-from offsupport.bench.cell import Cell, Place, prepare
-from offsupport.bench.store import Invalid, Store
-from offsupport.core.interrupts import Interrupt, two_steps
+from offsupport.bench.cell import Cell, Place, checkpoint_of, compute, home_of, prepare
+from offsupport.bench.store import Invalid, Store, result_file
+from offsupport.core.errors import ConfigError, OffsupportError, nearest
+from offsupport.core.interrupts import HEARD, Interrupt, Stopped, deaf_children, heed, two_steps
+from offsupport.core.processes import cores, follow_parent, gpus, worker_environment
 from offsupport.core.progress import progress
+
+# Devices: which cells need a GPU, who gets which, and the sentence where there is none.
+
+
+DEVICES = ("cpu", "cuda")
+
+
+def needs_gpu(cell: Cell) -> bool:
+    """Return whether a cell, of whatever kind, has the setting ``device`` at ``cuda``."""
+    return cell.config.get("device") == "cuda"
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that nobody has heard of; whether it is there can only be said where the cell is computed."""
+    if device not in DEVICES:
+        raise ConfigError(f"There is no device {device!r}.", nearest(device, DEVICES))
+
+
+def require_gpus() -> list[str]:
+    """Return the GPUs of this process; to have none is an error."""
+    found = gpus()
+    if not found:
+        raise ConfigError("These cells need a GPU, and torch finds none.", "Run them where torch.cuda.is_available().")
+    return found
+
+
+def assign(devices: Sequence[str], workers: int) -> list[str | None]:
+    """Return the device of each worker: one each while they last, then shared; None for all where there are none."""
+    return [devices[number % len(devices)] if devices else None for number in range(workers)]
+
+
+# One worker process: takes cells from a pipe, computes them, writes each result itself, says how it went.
+
+
+class Task(NamedTuple):
+    """A cell for another process, and the module that makes its kind known there."""
+
+    cell: Cell
+    home: str
+
+
+class Report(NamedTuple):
+    """What a worker says about a cell it has finished with."""
+
+    key: str
+    failure: str | None
+    """What went wrong; None when the result is stored."""
+    stopped: bool = False
+    """Whether it was left half-way, to be taken up from its checkpoint."""
+
+
+def work(pipe: Connection, place: Place) -> None:
+    """Compute cells until the pipe says None or the parent is gone; Ctrl-C leaves one where it can be taken up."""
+    heed()
+    follow_parent()
+    store = Store(place.folder)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        for task in iter(pipe.recv, None):
+            pipe.send(_worked(task, place, store))
+
+
+def _worked(task: Task, place: Place, store: Store) -> Report:
+    cell = task.cell
+    try:
+        return Report(cell.key, attempt(task, place, store.keep))
+    except Stopped:
+        HEARD.asked = False
+        return Report(cell.key, None, stopped=True)
+
+
+def attempt(task: Task, place: Place, keep: Callable[[Cell, bytes], None]) -> str | None:
+    """Compute a cell and hand its result file to ``keep``; return what went wrong, if anything."""
+    cell = task.cell
+    try:
+        # The process that sent the cell knew this module already: nothing is named here by a file.
+        importlib.import_module(task.home)
+        keep(cell, result_file(cell, compute(cell, place)))
+        checkpoint_of(cell, place).unlink(missing_ok=True)
+    except Stopped:
+        raise
+    except OffsupportError as error:
+        return str(error)
+    except Exception as error:  # a cell that fails must not take the others with it
+        return f"{type(error).__name__}: {error}"
+    return None
+
 
 ATTEMPTS = 3
 """How often a cell whose worker died is tried before it counts as failed."""
@@ -104,8 +198,6 @@ def run_cells(
         KeyboardInterrupt: After a first Ctrl-C when the cells in hand, or how far they are, are stored; after a second
             one at once.
     """
-    from offsupport.bench.local import Local
-
     store = Store(place.folder)
     summary = Summary()
     missing: list[Cell] = []
@@ -134,3 +226,120 @@ def label(cell: Cell) -> str:
     words = [config.get("method"), config.get("dataset"), config.get("corruption")]
     named = [str(word) for word in words if isinstance(word, str)]
     return f"{' '.join(named)} {cell.key[:8]}".strip()
+
+
+# The local executor: worker processes that are replaced when they die.
+
+
+@dataclass(frozen=True)
+class Local:
+    """Processes on this machine; where cells need a GPU, each process sees one, its own while there are enough.
+
+    Args:
+        workers: How many; 0 for one per core, or per GPU where cells need one.
+    """
+
+    workers: int = 1
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Callable[[Job], None]]:
+        """Return what computes the cells of a job; every worker writes the results of its cells itself."""
+        yield self._run
+
+    def _run(self, job: Job) -> None:
+        devices = require_gpus() if any(map(needs_gpu, job.cells)) else []
+        workers = self.workers or len(devices) or cores()
+        _Pool(job).run(assign(devices, min(workers, len(job.cells))))
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    gpu: str | None
+    cell: Cell | None = None
+
+
+class _Pool:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.waiting = deque(job.cells)
+        self.workers: list[_Worker] = []
+
+    def run(self, gpus: list[str | None]) -> None:
+        """Compute with one worker per entry."""
+        self.job.stop.tell = self._interrupt
+        try:
+            for gpu in gpus:
+                self._add(gpu)
+            while any(worker.cell for worker in self.workers):
+                for worker in self._ready():
+                    self._handle(worker)
+        finally:
+            self.job.stop.tell = lambda: None
+            self._stop()
+
+    def _add(self, gpu: str | None) -> None:
+        worker = _start(self.job.place, gpu)
+        self.workers.append(worker)
+        self._feed(worker)
+
+    def _feed(self, worker: _Worker) -> None:
+        worker.cell = self.waiting.popleft() if self.waiting and not self.job.stop else None
+        with contextlib.suppress(OSError):  # it died just now; its closed pipe is handled in the next round
+            worker.pipe.send(worker.cell and Task(worker.cell, home_of(worker.cell)))
+
+    def _ready(self) -> list[_Worker]:
+        busy = {worker.pipe: worker for worker in self.workers if worker.cell}
+        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+
+    def _handle(self, worker: _Worker) -> None:
+        cell = worker.cell
+        assert cell is not None  # noqa: S101 - only busy workers are waited for
+        try:
+            report: Report = worker.pipe.recv()
+        except (EOFError, OSError):
+            self._replace(worker, cell)
+            return
+        if report.stopped:
+            self.waiting.appendleft(cell)
+        elif report.failure is None:
+            self.job.done(cell)
+        else:
+            self.job.failed(cell, report.failure)
+        self._feed(worker)
+
+    def _replace(self, worker: _Worker, cell: Cell) -> None:
+        self.workers.remove(worker)  # first: once it has been waited for, its number may be another process's
+        worker.process.join()
+        if self.job.died(cell, f"its worker ended with exit code {worker.process.exitcode}"):
+            self.waiting.append(cell)
+        worker.pipe.close()
+        if self.waiting and not self.job.stop:
+            self._add(worker.gpu)
+
+    def _interrupt(self) -> None:
+        """Pass Ctrl-C on: a terminal sends it to all of them, but whoever sends it to this process alone does not."""
+        for pid in [worker.process.pid for worker in self.workers]:
+            if pid is not None:
+                with contextlib.suppress(OSError):  # it ended just now
+                    os.kill(pid, signal.SIGINT)
+
+    def _stop(self) -> None:
+        for worker in self.workers:
+            if worker.cell is not None:
+                worker.process.terminate()  # results are whole or absent, so this is safe at any moment
+            worker.pipe.close()
+        for worker in self.workers:
+            worker.process.join(timeout=5)
+
+
+def _start(place: Place, gpu: str | None) -> _Worker:
+    # spawn, not fork: a fork of a process that has used torch or OpenMP can hang
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=work, args=(there, place), daemon=True)
+    with worker_environment(gpu), deaf_children():
+        process.start()
+    there.close()
+    return _Worker(process, here, gpu)

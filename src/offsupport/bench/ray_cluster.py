@@ -16,10 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offsupport.bench.cell import Cell, Place
-from offsupport.bench.devices import needs_gpu
-from offsupport.bench.executor import Job
-from offsupport.bench.worker import attempt
+from offsupport.bench.cell import Cell, Place, home_of
+from offsupport.bench.executor import Job, Task, attempt, needs_gpu
 from offsupport.core.errors import ConfigError
 from offsupport.core.files import sha256_bytes, sha256_file, write_bytes
 from offsupport.core.processes import WORKER_VARIABLES
@@ -116,7 +114,7 @@ class _Driver:
                 self.job.failed(self.waiting.popleft(), refusal)
             elif len(self.running) < (self.workers or _room(nodes, threads, gpu)):
                 task = self.gpu_task if gpu else self.task
-                sent = task.options(num_cpus=threads).remote(cell, self.place, self.models)
+                sent = task.options(num_cpus=threads).remote(Task(cell, home_of(cell)), self.place, self.models)
                 self.running[sent] = self.waiting.popleft()
             else:
                 return
@@ -160,7 +158,7 @@ def _room(nodes: Sequence[Mapping[str, float]], threads: int, gpu: bool) -> int:
     return max(1, int(min(cpus // threads, devices) if gpu else cpus // threads))
 
 
-def _compute(cell: Cell, place: Place, models: list[_Model]) -> tuple[bytes | None, str | None]:
+def _compute(task: Task, place: Place, models: list[_Model]) -> tuple[bytes | None, str | None]:
     """On a node: return the result file of a cell, or what went wrong."""
     import ray
 
@@ -170,8 +168,8 @@ def _compute(cell: Cell, place: Place, models: list[_Model]) -> tuple[bytes | No
             write_bytes(path, ray.get(model.content))
     kept: dict[Cell, bytes] = {}
     keep: Callable[[Cell, bytes], None] = kept.__setitem__
-    failure = attempt(cell, place, keep)
-    return kept.get(cell), failure
+    failure = attempt(task, place, keep)
+    return kept.get(task.cell), failure
 
 
 def _environment() -> dict[str, str]:

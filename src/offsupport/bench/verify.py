@@ -6,19 +6,124 @@ import random
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from offsupport.bench.cell import Place
-from offsupport.bench.compare import of_records
+from offsupport.bench.cell import Cell, Place
 from offsupport.bench.executor import label, run_cells
 from offsupport.bench.runs import status
-from offsupport.bench.store import Record, Store
-from offsupport.bench.versions import versions
-from offsupport.core.errors import GridIncompleteError
+from offsupport.bench.store import Record, Store, intact, parse, versions
+from offsupport.core.errors import FileError, GridIncompleteError
 from offsupport.core.seeds import derive_seed
+
+# Which fields of results differ: of two results, or of two runs. Times are left out; they always do.
+
+
+PARTS = ("config", "deterministic", "provenance")
+_ABSENT = "(absent)"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field that differs, and what it is on both sides in the first place where it does."""
+
+    field: str
+    """Its path: ``config.batch_size``, ``deterministic.domains.fog/5.error``."""
+    cells: int
+    """In how many cells."""
+    first: str
+    """A label of the first of them."""
+    a: Any
+    b: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return asdict(self)
+
+
+def differing(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield path and both values of every leaf in which two JSON values differ.
+
+    Example:
+        >>> list(differing({"error": 0.5, "n": 3}, {"error": 0.25, "n": 3}))
+        [('error', 0.5, 0.25)]
+    """
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in dict.fromkeys([*a, *b]):
+            inner = f"{path}.{name}" if path else name
+            yield from differing(a.get(name, _ABSENT), b.get(name, _ABSENT), inner)
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for i, pair in enumerate(zip(a, b, strict=True)):
+            yield from differing(*pair, f"{path}[{i}]")
+    elif a != b or type(a) is not type(b):
+        yield path, a, b
+
+
+def of_records(a: Record, b: Record) -> list[tuple[str, Any, Any]]:
+    """Return every field in which two results differ, times aside."""
+    return list(differing(_comparable(a), _comparable(b)))
+
+
+def compare(a: Path | str, b: Path | str) -> list[Difference]:
+    """Return the fields in which two run folders, or two result files, differ."""
+    one, other = _results(Path(a)), _results(Path(b))
+    if len(one) == len(other) == 1:  # also results of different cells
+        return _summed([(next(iter(one.values())), next(iter(other.values())))])
+    both = [(one[key], other[key]) for key in one if key in other]
+    alone = [[cell for key, cell in side.items() if key not in rest] for side, rest in ((one, other), (other, one))]
+    return [*_settings(*([record.cell for record in side] for side in alone)), *_summed(both)]
+
+
+def _comparable(record: Record) -> dict[str, Any]:
+    config = {"kind": record.cell.kind, **record.cell.to_dict()["config"]}
+    return dict(zip(PARTS, (config, record.deterministic, record.provenance), strict=True))
+
+
+def _summed(pairs: Iterable[tuple[Record, Record]]) -> list[Difference]:
+    found: dict[str, Difference] = {}
+    for a, b in pairs:
+        for path, left, right in of_records(a, b):
+            before = found.get(path)
+            found[path] = (
+                Difference(path, before.cells + 1, before.first, before.a, before.b)
+                if before
+                else Difference(path, 1, label(a.cell), left, right)
+            )
+    return sorted(found.values(), key=lambda one: PARTS.index(one.field.split(".")[0]))
+
+
+def _settings(a: list[Cell], b: list[Cell]) -> list[Difference]:
+    """Cells that only one side has: the settings whose values are not the same on both."""
+    cells = len(a) + len(b)
+    first = label((a + b)[0]) if cells else ""
+    names = dict.fromkeys(name for cell in a + b for name in cell.config)
+    values = [(name, _values(a, name), _values(b, name)) for name in names]
+    found = [Difference(f"config.{name}", cells, first, left, right) for name, left, right in values if left != right]
+    if cells and not found:  # the same values in other combinations
+        found = [Difference("config", cells, first, f"{len(a)} cells of its own", f"{len(b)} cells of its own")]
+    return found
+
+
+def _values(cells: list[Cell], name: str) -> list[Any]:
+    seen = {str(value): value for value in (cell.to_dict()["config"].get(name, _ABSENT) for cell in cells)}
+    return [seen[text] for text in sorted(seen)]
+
+
+def _results(path: Path) -> dict[str, Record]:
+    if path.is_dir():
+        store = Store(path)
+        found = (store.read(cell.key) for cell in store.grid())
+        return {record.key: record for record in found if isinstance(record, Record)}
+    if not path.is_file():
+        raise FileError(f"There is no run folder or result file {path}.", "Check the path.")
+    data = path.read_bytes()
+    if not intact(data):
+        raise FileError(f"{path} is damaged or no result file.", "Run its grid again to compute it again.")
+    record = parse(data)
+    return {record.key: record}
+
 
 TOLERANCE = 0.02
 """Elsewhere kernels round differently and single predictions flip: numbers may differ by this much, or this share."""

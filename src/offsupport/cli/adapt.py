@@ -42,10 +42,8 @@ def adapt(
     json: bool = JSON,
 ) -> None:
     """Adapt a model to a folder of images and predict them; images that cannot be read are named and left out."""
-    from offsupport.cli.folder_inputs import Request
-    from offsupport.cli.folder_run import run
-    from offsupport.cli.predictions import csv_text
     from offsupport.core.files import require_folder, write_json, write_text
+    from offsupport.serving.folder import Request, csv_text, run
 
     if out.is_dir():
         raise ConfigError(f"{out} is a folder.", f"Name a file: --out {out / DEFAULT_OUT.name}.")
@@ -59,7 +57,7 @@ def adapt(
     write_text(out, csv_text(predictions))
     write_json(out.with_suffix(".json"), about)
     if diagnosis is not None:
-        from offsupport.cli.diagnose_model import save_picture
+        from offsupport.cli.diagnose import save_picture
 
         save_picture(diagnosis, out.with_suffix(""))
     for note in about["notes"]:

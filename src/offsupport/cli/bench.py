@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,8 +49,8 @@ def run(
     as_json: bool = JSON,
 ) -> None:
     """Run every combination of data sets, methods and seeds, from a recipe or from options."""
-    from offsupport.bench.recipe import Recipe, read_recipe, recipe_cells
     from offsupport.core.config import build
+    from offsupport.studies.adaptation import Recipe, read_recipe, recipe_cells
 
     if recipe is not None:
         _refuse_both(context)
@@ -103,11 +104,11 @@ def finish(
     """Compute cells into a run folder; cells without a result at the end are an error with exit code 4."""
     from offsupport.bench import Executor, Local, Place
     from offsupport.bench.ray_cluster import RayCluster
-    from offsupport.bench.results import mixed_weights
     from offsupport.bench.runs import require_complete, run_grid
     from offsupport.bench.runs import status as status_of
     from offsupport.core.errors import ConfigError
     from offsupport.core.files import require_folder
+    from offsupport.studies.errors import mixed_weights
 
     if address is not None and executor != "ray":
         raise ConfigError("--address is that of a Ray cluster.", "Add --executor ray.")
@@ -126,7 +127,7 @@ def show_cost(cells: list[Any], folder: Path, data: Path | None, as_json: bool) 
     from dataclasses import asdict
 
     from offsupport.bench import Place
-    from offsupport.bench.estimate import estimate_cost
+    from offsupport.studies.adaptation import estimate_cost
 
     cost = estimate_cost(cells, Place(folder, data))
     if as_json:
@@ -141,7 +142,7 @@ def show_cost(cells: list[Any], folder: Path, data: Path | None, as_json: bool) 
 
 
 def _show(out: Path, as_json: bool) -> None:
-    from offsupport.report.runs import write_report
+    from offsupport.report.run_page import write_report
 
     path, data = write_report(out)
     if as_json:
@@ -186,3 +187,50 @@ def _names(text: str) -> list[str]:
 
         return list(STANDARD)
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+# offsupport bench verify and diff: whether results can be had again, and in what two runs differ.
+
+
+Result = Annotated[Path, typer.Argument(help="Run folder or result file.")]
+WIDTH = 40
+"""Characters of a value that a table shows."""
+
+
+def verify(
+    folder: RunFolder,
+    sample: int = typer.Option(5, min=1, help="How many results to compute again."),
+    seed: int = typer.Option(0, help="Seed of the choice."),
+    data: DataFolder = None,
+    workers: Workers = 0,
+    as_json: bool = JSON,
+) -> None:
+    """Compute a random sample of results again and compare; the run folder is only read."""
+    from offsupport.bench.verify import require_same
+    from offsupport.bench.verify import verify as check
+
+    found = check(folder, data, sample, seed, workers, announce=say)
+    if as_json:
+        emit_json({"folder": str(folder), **asdict(found)})
+    else:
+        typer.echo(found.words() + ("" if found.different else " All the same."))
+    require_same(found, folder)
+
+
+def diff(a: Result, b: Result, as_json: bool = JSON) -> None:
+    """Say in which settings, measurements or provenance two runs, or two results, differ; times aside."""
+    from offsupport.bench.verify import compare
+
+    found = compare(a, b)
+    if as_json:
+        emit_json({"a": str(a), "b": str(b), "same": not found, "differences": [each.to_dict() for each in found]})
+    elif not found:
+        typer.echo("The same, but for the times.")
+    else:
+        rows = [[each.field, str(each.cells), _short(each.a), _short(each.b), each.first] for each in found]
+        emit_table("What differs, and how in the first cell", ["field", "cells", "a", "b", "first cell"], rows)
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "\u2026"

@@ -11,10 +11,14 @@ import typer
 
 from offsupport.cli.output import JSON, emit_json, emit_table, say
 from offsupport.cli.settings import read_settings
-from offsupport.core.errors import ConfigError
+from offsupport.core.errors import ConfigError, DataMissingError, FileError, InputError
 
 if TYPE_CHECKING:
-    from offsupport.theory import Diagnosis
+    import numpy as np
+    from torch import Tensor, nn
+
+    from offsupport.theory import Diagnosis, ModelDiagnosis
+
 
 DEFAULT_OUT = Path("runs/diagnose")
 OF_NETWORKS = {"model", "images", "source", "size", "out", "json"}
@@ -47,8 +51,6 @@ def diagnose(
     network and a folder of images.
     """
     if model is not None or images is not None:
-        from offsupport.cli.diagnose_model import diagnose_images
-
         _refuse(context, set(context.params) - OF_NETWORKS, "a network")
         diagnose_images(model, images, source, size, out, json)
         return
@@ -87,8 +89,8 @@ def _of_process(
     import torch
 
     from offsupport.core.progress import progress
-    from offsupport.latent.draws import draw
-    from offsupport.latent.process import preset as named
+    from offsupport.latent.process.draws import draw
+    from offsupport.latent.process.process import preset as named
     from offsupport.theory import diagnose as examine
 
     draws = draw(named(preset, shift, **changes), seeds, [distance], dtype=torch.float64)  # type: ignore[arg-type]
@@ -106,9 +108,8 @@ def _of_arrays(source: Path, labels: Path, target: Path, shift: str) -> tuple[li
     """Fit an Extrapolator, diagnose every target, show the one farthest off the support."""
     import numpy as np
 
-    from offsupport.cli.arrays import read_array
     from offsupport.core.progress import progress
-    from offsupport.latent.extrapolator import Extrapolator
+    from offsupport.latent.extrapolator.estimator import Extrapolator
     from offsupport.theory import diagnose as examine
 
     X, y, x_tgt = (read_array(path) for path in (source, labels, target))
@@ -194,3 +195,148 @@ def _numbers(results: list[Diagnosis]) -> dict[str, list[float]]:
         for name, value in row.items():
             found.setdefault(name, []).extend([] if value is None else [value])
     return {name: values for name, values in found.items() if values}
+
+
+# ``offsupport diagnose --model M --images DIR``: how far from the source, where in the image, which kind of shift.
+
+
+ONE_SIZE = "Bring all images to one square size: --size N."
+
+
+def diagnose_images(
+    model: str | None, images: Path | None, source: Path | None, size: int | None, out: Path, as_json: bool
+) -> None:
+    """Diagnose a folder of images under a network and write the numbers and the picture.
+
+    Args:
+        model: Name of the network.
+        images: Folder of target images.
+        source: Folder of source images; None for the data a model of the zoo was trained on, where that is embedded.
+        size: Side that all images are brought to; None for that of the autoencoder in the network, or of the source.
+        out: Folder for diagnosis.json, diagnosis.png and diagnosis.svg.
+        as_json: Whether the numbers go to standard output as JSON.
+    """
+    if model is None or images is None:
+        raise ConfigError("A network and its images come together.", "Give --model and --images.")
+    from offsupport.core.files import write_json
+    from offsupport.diagnosis import diagnose_model
+    from offsupport.studies.models import load_model
+
+    network = load_model(model, out)
+    reference = _source(model, source, _own_side(network) if size is None else size)
+    from offsupport.serving.folder import MOST_TARGETS
+
+    targets, names = _folder(images, reference.shape[-1], MOST_TARGETS)
+    found = diagnose_model(network, reference, targets)
+    data = {"model": model, "images": names, **found.to_dict()}
+    write_json(out / "diagnosis.json", data)
+    save_picture(found, out / "diagnosis")
+    if as_json:
+        emit_json(data)
+    else:
+        rows = [
+            [name, kind, f"{d:.2f}", f"{q:.2f}", f"{s:.0%}"]
+            for name, kind, d, q, s in zip(
+                names, found.regime, found.distance.tolist(), found.quantile.tolist(), found.share.tolist(), strict=True
+            )
+        ]
+        emit_table(model, ["image", "regime", "distance", "quantile", "patches off"], rows)
+        typer.echo(str(found))
+    say(f"picture: {out / 'diagnosis.png'}")
+
+
+def save_picture(found: ModelDiagnosis, path: Path) -> None:
+    """Write the picture of a diagnosis as ``path.png`` and ``path.svg``, each whole or not at all."""
+    from offsupport.core.files import atomic
+
+    figure = found.plot()
+    for kind in ("png", "svg"):
+        with atomic(path.with_name(f"{path.name}.{kind}")) as file:
+            figure.savefig(file, format=kind, dpi=120)
+
+
+def _own_side(network: nn.Module) -> int | None:
+    """Return the side of the images that the autoencoder in a network takes; None where there is none."""
+    from offsupport.nn import MaskedAutoencoder
+
+    sides = (module.config.image for module in network.modules() if isinstance(module, MaskedAutoencoder))
+    return next(sides, None)
+
+
+def _source(model: str, folder: Path | None, side: int | None) -> Tensor:
+    """Return square source images: those of the folder, or the embedded ones."""
+    if folder is not None:
+        from offsupport.serving.folder import MOST_SOURCE
+
+        found = _folder(folder, side, MOST_SOURCE)[0]
+        if found.shape[2] != found.shape[3]:
+            raise InputError(f"The images in {folder} are {found.shape[3]}x{found.shape[2]}.", ONE_SIZE)
+        return found
+    from offsupport.serving.folder import embedded_source
+
+    found = embedded_source(model)
+    if side not in (None, found.shape[-1]):
+        raise ConfigError(
+            f"The embedded digits have {found.shape[-1]} pixels along a side, not {side}.",
+            "Leave --size out, or give a folder of source images: --source DIR.",
+        )
+    return found
+
+
+def _folder(folder: Path, size: int | None, most: int) -> tuple[Tensor, list[str]]:
+    """Return the images of a folder and their names, resized and cropped to one size where one is given."""
+    import numpy as np
+
+    from offsupport.data.folders import open_folder
+
+    found = open_folder(folder, size)
+    rows = np.linspace(0, len(found) - 1, min(len(found), most)).astype(int)
+    try:
+        pixels = found.tensor(rows)
+    except InputError as error:
+        raise InputError(error.message, ONE_SIZE) from error
+    return pixels, [Path(found.files[row]).name for row in rows]
+
+
+# Arrays from files a person has: .npy, or .csv with or without a header line. Loading never executes code.
+
+
+def read_array(path: Path) -> np.ndarray[Any, Any]:
+    """Read one array: numbers where all entries are numbers, words otherwise; (n,) if there is one column."""
+    import numpy as np
+
+    if not path.is_file():
+        raise DataMissingError(f"There is no file {path}.", "Give the path of a .npy or .csv file.")
+    if path.suffix == ".npy":
+        try:
+            return np.asarray(np.load(path, allow_pickle=False))
+        except (ValueError, EOFError) as error:
+            raise FileError(
+                f"{path} is not a plain array ({error}).", "Save it with numpy.save, without objects."
+            ) from error
+    if path.suffix == ".csv":
+        return _read_csv(path)
+    raise FileError(f"{path} is neither .npy nor .csv.", "Convert it, for example with numpy.save.")
+
+
+def _read_csv(path: Path) -> np.ndarray[Any, Any]:
+    import csv
+
+    import numpy as np
+
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.reader(file) if row]
+    if not rows or any(len(row) != len(rows[0]) for row in rows):
+        raise FileError(f"{path} has no rows, or rows of different lengths.", "Write one sample per line.")
+    if len(rows) > 1 and _parsed_numbers(rows[1]) and not _parsed_numbers(rows[0]):
+        rows = rows[1:]  # a header
+    table = np.array(rows, dtype=float) if all(map(_parsed_numbers, rows)) else np.array(rows)
+    return table[:, 0] if table.shape[1] == 1 else table
+
+
+def _parsed_numbers(row: list[str]) -> bool:
+    try:
+        [float(cell) for cell in row]
+    except ValueError:
+        return False
+    return True

@@ -59,14 +59,14 @@ def _corruptions() -> Rows:
 
 
 def _tables() -> Rows:
-    from offsupport.paper import TABLES
+    from offsupport.studies import TABLES
 
     return [{"name": name, "title": TABLES[name].title, "scales": ", ".join(TABLES[name].scales)} for name in TABLES]
 
 
 def _models() -> Rows:
     from offsupport import zoo
-    from offsupport.bench.models import MODELS
+    from offsupport.studies.models import MODELS
 
     made = [{"name": name, "about": MODELS[name].about, "clean accuracy": ""} for name in MODELS]
     return made + [_zoo_row(zoo.card(name)) for name in zoo.names()]

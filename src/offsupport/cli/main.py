@@ -8,7 +8,8 @@ import sys
 import typer
 
 from offsupport import __version__
-from offsupport.cli import bench_check, data, reproduce
+from offsupport.cli import bench as bench_check
+from offsupport.cli import data, reproduce
 from offsupport.cli.adapt import adapt
 from offsupport.cli.bench import bench
 from offsupport.cli.demo import demo

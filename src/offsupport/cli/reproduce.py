@@ -29,9 +29,9 @@ def reproduce(
     """Run a table of the paper and say which of its claims hold."""
     from dataclasses import asdict
 
-    from offsupport.paper import TABLES, Options, cells_of
-    from offsupport.report.runs import write_report
+    from offsupport.report.run_page import write_report
     from offsupport.report.words import evidence_text, number
+    from offsupport.studies import TABLES, Options, cells_of
 
     declared = TABLES[table]
     names = tuple(name.strip() for name in methods.split(",")) if methods else None
@@ -68,7 +68,7 @@ def report(
     as_json: bool = JSON,
 ) -> None:
     """Write the report of a run again, from whatever results are there."""
-    from offsupport.report.runs import write_report
+    from offsupport.report.run_page import write_report
 
     path, found = write_report(folder)
     if as_json:

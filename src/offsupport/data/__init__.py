@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from offsupport.data.catalog import list_datasets, load
-    from offsupport.data.compose import stream, stream_arrays
-    from offsupport.data.corruptions import ALL, EXTRA, GROUPS, STANDARD, contact_sheet, corrupt
+    from offsupport.data.corruptions import ALL, EXTRA, GROUPS, STANDARD, corrupt
     from offsupport.data.dataset import Arrays, Dataset
-    from offsupport.data.streams import Batch, Stream
+    from offsupport.data.sheet import contact_sheet
+    from offsupport.data.streams import Batch, Stream, stream, stream_arrays
 
 _MODULES = {
     "catalog": ("list_datasets", "load"),
-    "compose": ("stream", "stream_arrays"),
-    "corruptions": ("ALL", "EXTRA", "GROUPS", "STANDARD", "contact_sheet", "corrupt"),
+    "corruptions": ("ALL", "EXTRA", "GROUPS", "STANDARD", "corrupt"),
     "dataset": ("Arrays", "Dataset"),
-    "streams": ("Batch", "Stream"),
+    "streams": ("Batch", "Stream", "stream", "stream_arrays"),
+    "sheet": ("contact_sheet",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

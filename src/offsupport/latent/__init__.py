@@ -9,26 +9,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from offsupport.latent.draws import Draws as Draws
-    from offsupport.latent.draws import draw as draw
-    from offsupport.latent.extrapolator import Extrapolator as Extrapolator
-    from offsupport.latent.imsda import Imsda as Imsda
-    from offsupport.latent.only_source import OnlySource as OnlySource
-    from offsupport.latent.process import Process as Process
-    from offsupport.latent.process import preset as preset
-    from offsupport.latent.trimmed import TrimmedNN as TrimmedNN
-    from offsupport.latent.vae import Vae as Vae
+    from offsupport.latent.baselines.imsda import Imsda as Imsda
+    from offsupport.latent.baselines.only_source import OnlySource as OnlySource
+    from offsupport.latent.baselines.trimmed import TrimmedNN as TrimmedNN
+    from offsupport.latent.baselines.vae import Vae as Vae
+    from offsupport.latent.extrapolator.estimator import Extrapolator as Extrapolator
+    from offsupport.latent.process.draws import Draws as Draws
+    from offsupport.latent.process.draws import draw as draw
+    from offsupport.latent.process.process import Process as Process
+    from offsupport.latent.process.process import preset as preset
 
 _PUBLIC = {
-    "Draws": "draws",
-    "Extrapolator": "extrapolator",
-    "Imsda": "imsda",
-    "OnlySource": "only_source",
-    "Process": "process",
-    "TrimmedNN": "trimmed",
-    "Vae": "vae",
-    "draw": "draws",
-    "preset": "process",
+    "Draws": "process.draws",
+    "Extrapolator": "extrapolator.estimator",
+    "Imsda": "baselines.imsda",
+    "OnlySource": "baselines.only_source",
+    "Process": "process.process",
+    "TrimmedNN": "baselines.trimmed",
+    "Vae": "baselines.vae",
+    "draw": "process.draws",
+    "preset": "process.process",
 }
 __all__ = list(_PUBLIC)
 

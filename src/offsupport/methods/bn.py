@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from offsupport.methods.adapter import Adapter
-from offsupport.methods.config import BatchConfig, MethodInfo
-from offsupport.methods.registry import register
+from offsupport.engine.adapter import Adapter
+from offsupport.engine.config import BatchConfig, MethodInfo
+from offsupport.engine.registry import register
 
 
 @register(

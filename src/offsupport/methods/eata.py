@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from offsupport.engine.adapter import Adapter
+from offsupport.engine.config import MethodInfo, StepConfig, require
+from offsupport.engine.registry import register
 from offsupport.functional import as_rows, entropy
-from offsupport.methods.adapter import Adapter
-from offsupport.methods.config import MethodInfo, StepConfig, require
-from offsupport.methods.registry import register
 from offsupport.nn import affine_parameters
 
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from offsupport.augment import Policy, random_augment, weak_views
+from offsupport.engine import adapter as guard
+from offsupport.engine.adapter import PixelAdapter, draws_for
+from offsupport.engine.config import EVENTS, MethodInfo, StepConfig, require
+from offsupport.engine.registry import register
 from offsupport.functional import marginal_entropy
-from offsupport.methods import guard
-from offsupport.methods.config import MethodInfo, StepConfig, require
-from offsupport.methods.draws import draws_for
-from offsupport.methods.pixels import PixelAdapter
-from offsupport.methods.registry import register
 from offsupport.nn.norm import Statistics
 
 
@@ -86,7 +85,7 @@ class Memo(PixelAdapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Adapt to each image and predict it, one after the other, each from the source model."""
-        x, events = self.images(x), dict.fromkeys(guard.EVENTS, False)
+        x, events = self.images(x), dict.fromkeys(EVENTS, False)
         logits = []
         for image in torch.split(x, 1):
             try:

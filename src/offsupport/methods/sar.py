@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from offsupport.engine.adapter import Adapter
+from offsupport.engine.config import MethodInfo, StepConfig, require
+from offsupport.engine.registry import register
 from offsupport.functional import as_rows, entropy
-from offsupport.methods.adapter import Adapter
-from offsupport.methods.config import MethodInfo, StepConfig, require
-from offsupport.methods.registry import register
 from offsupport.nn import affine_parameters, norm_layers
-from offsupport.nn.sam import perturbed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,3 +121,22 @@ class Sar(Adapter):
         self.memory["loss"] = loss if past.numel() == 0 else decay * past + (1 - decay) * loss
         if float(self.memory["loss"]) < self.config.reset_below * math.log(classes):
             self.recover()
+
+
+# Sharpness-aware minimisation (Foret et al., 2021): the gradient is taken where the loss is worst nearby.
+
+
+@contextlib.contextmanager
+def perturbed(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rho: float) -> Iterator[None]:
+    """Move ``parameters`` by rho * g / ||g|| inside the block, and back to the very same bits after it."""
+    norm = torch.nn.utils.get_total_norm(list(gradients))
+    before = [parameter.detach().clone() for parameter in parameters]
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.add_(gradient * (rho / (norm + 1e-12)))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, before, strict=True):
+                parameter.copy_(value)

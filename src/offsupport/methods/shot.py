@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from offsupport.engine.adapter import Adapter
+from offsupport.engine.config import MethodInfo, StepConfig, require
+from offsupport.engine.registry import register
 from offsupport.functional import as_rows, mutual_information
-from offsupport.methods.adapter import Adapter
-from offsupport.methods.config import MethodInfo, StepConfig, require
-from offsupport.methods.registry import register
 from offsupport.nn.inspect import capture_input
 
 

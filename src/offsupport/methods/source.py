@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from offsupport.methods.adapter import Adapter
-from offsupport.methods.config import MethodConfig, MethodInfo
-from offsupport.methods.registry import register
+from offsupport.engine.adapter import Adapter
+from offsupport.engine.config import MethodConfig, MethodInfo
+from offsupport.engine.registry import register
 from offsupport.nn.norm import Statistics
 
 

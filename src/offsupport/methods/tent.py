@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from offsupport.engine.adapter import Adapter
+from offsupport.engine.config import MethodInfo, StepConfig
+from offsupport.engine.registry import register
 from offsupport.functional import entropy
-from offsupport.methods.adapter import Adapter
-from offsupport.methods.config import MethodInfo, StepConfig
-from offsupport.methods.registry import register
 from offsupport.nn import affine_parameters
 
 

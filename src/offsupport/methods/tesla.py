@@ -4,22 +4,119 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, Literal
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from offsupport.augment import Policy, weak_views
 from offsupport.augment.policy import Rotation, adam
-from offsupport.functional import distillation_loss, entropy, mean_prediction, self_training_loss
-from offsupport.methods import guard, refine
-from offsupport.methods.config import MethodInfo, StepConfig, require
-from offsupport.methods.pixels import PixelAdapter
-from offsupport.methods.registry import register
-from offsupport.methods.teacher import Teacher
+from offsupport.engine import adapter as guard
+from offsupport.engine.adapter import PixelAdapter
+from offsupport.engine.config import MethodInfo, StepConfig, require
+from offsupport.engine.registry import register
+from offsupport.engine.source_stats import feature_moments
+from offsupport.engine.state import Memory
+from offsupport.functional import (
+    Moments,
+    distillation_loss,
+    entropy,
+    mean_prediction,
+    precision,
+    self_training_loss,
+    symmetric_gaussian_kl,
+    update_moments,
+)
 from offsupport.nn.inspect import capture_input, device_and_dtype
 from offsupport.nn.norm import capture_means
 from offsupport.nn.projected import encoder_parameters
+
+# A teacher: the moving average of a student's parameters, with batch-norm statistics of its own.
+
+
+_PREFIX, _STATISTICS = "teacher/", "teacher_statistics"
+
+
+@dataclasses.dataclass
+class Teacher:
+    """What to run the student's network with; between batches it lives in the memory of the adapter.
+
+    Args:
+        parameters: The averages of the adapted parameters, by name. They need no gradient.
+        statistics: Its batch-norm statistics, as :meth:`StatisticsPolicy.follow` lays them out. They are the policy's
+            ``running`` while the teacher speaks, and passes under ``ema`` change them in place.
+    """
+
+    parameters: dict[str, Tensor]
+    statistics: Tensor
+
+    @staticmethod
+    def of(parameters: Mapping[str, Tensor], statistics: Tensor) -> Teacher:
+        """Return a teacher that equals its student."""
+        return Teacher({name: p.detach().clone() for name, p in parameters.items()}, statistics.clone())
+
+    @staticmethod
+    def recall(memory: Memory) -> Teacher:
+        """Return the teacher that an adapter remembers; the statistics are a copy, as they change in place."""
+        parameters = {name.removeprefix(_PREFIX): memory[name] for name in memory if name.startswith(_PREFIX)}
+        return Teacher(parameters, memory[_STATISTICS].clone())
+
+    def remembered(self) -> dict[str, Tensor]:
+        """Return its tensors under the names they have in the memory of the adapter."""
+        return {_PREFIX + name: tensor for name, tensor in self.parameters.items()} | {_STATISTICS: self.statistics}
+
+    def follow(self, student: Mapping[str, Tensor], decays: Mapping[str, float]) -> None:
+        """Move each parameter towards the student's: of its old value it keeps the share ``decays[name]``."""
+        self.parameters = {
+            name: student[name].detach().lerp(average, decays[name]) for name, average in self.parameters.items()
+        }
+
+
+# Pseudo-label refinement: predictions averaged over the nearest among recent samples of every class.
+
+
+Queue = dict[str, Tensor]
+"""``features`` (K, size, D) and ``log_q`` (K, size, K) of past samples by label, and how many came, ``count`` (K,)."""
+
+
+def empty_queue(features: Tensor, log_q: Tensor, size: int) -> Queue:
+    """Return a queue of ``size`` places per class for such features (N, D) and predictions (N, K)."""
+    classes = log_q.shape[1]
+    return {
+        "features": features.new_zeros(classes, size, features.shape[1]),
+        "log_q": log_q.new_zeros(classes, size, classes),
+        "count": log_q.new_zeros(classes, dtype=torch.long),
+    }
+
+
+def push(queue: Queue, features: Tensor, log_q: Tensor) -> Queue:
+    """Return the queue with a batch at the end of the queues of its labels, argmax q; the oldest samples leave."""
+    size, classes = queue["features"].shape[1], log_q.shape[1]
+    labels = log_q.argmax(1)
+    same = labels[:, None] == labels
+    rank = same.tril(-1).sum(1)
+    newest = same.triu(1).sum(1) < size
+    place = (queue["count"][labels] + rank) % size
+    # Where a batch holds more of a class than there are places, only the last of them are written.
+    at = (labels[newest], place[newest])
+    return {
+        "features": queue["features"].index_put(at, features[newest]),
+        "log_q": queue["log_q"].index_put(at, log_q[newest]),
+        "count": queue["count"] + torch.bincount(labels, minlength=classes),
+    }
+
+
+def refined(queue: Queue, features: Tensor, neighbours: int) -> Tensor:
+    """Return log of the mean prediction of the ``neighbours`` samples in the queue nearest in angle, (N, K)."""
+    size = queue["features"].shape[1]
+    filled = (torch.arange(size, device=features.device) < queue["count"][:, None]).flatten()
+    past = nn.functional.normalize(queue["features"].flatten(0, 1)[filled], dim=1)
+    cosine = nn.functional.normalize(features, dim=1) @ past.T
+    nearest = cosine.topk(min(neighbours, len(past)), dim=1).indices
+    found = queue["log_q"].flatten(0, 1)[filled][nearest]
+    return found.logsumexp(1) - math.log(found.shape[1])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,14 +339,104 @@ class Tesla(PixelAdapter):
         z = torch.stack([seen.features, *features]).mean(0).flatten(1)
         queue = {name: self.memory[f"queue/{name}"] for name in ("features", "log_q", "count")}
         if not queue["features"].numel():
-            queue = refine.empty_queue(z, log_q, self.config.queue)
-        queue = refine.push(queue, z, log_q)
+            queue = empty_queue(z, log_q, self.config.queue)
+        queue = push(queue, z, log_q)
         for name, tensor in queue.items():
             self.memory[f"queue/{name}"] = tensor
-        return refine.refined(queue, z, self.config.neighbours)
+        return refined(queue, z, self.config.neighbours)
 
 
 def statistics_change(means: list[Tensor], clean: list[Tensor], like: Tensor) -> Tensor:
     """Return how far each image moved the mean inputs (N, C) of norm layers: squared, mean over channels and layers."""
     gaps = [(a - b).square().mean(1) for a, b in zip(means, clean, strict=True) if len(a) == len(like)]
     return torch.stack(gaps).mean(0) if gaps else torch.zeros_like(like)
+
+
+# TeSLA-s: TeSLA that also keeps the distribution of its features near that of the source.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TeslaSConfig(TeslaConfig):
+    """Hyper-parameters of TeSLA-s."""
+
+    align_weight: float = 0.05
+    """Weight of the symmetric divergence between the Gaussians of source and target features."""
+    moment_window: int = 1280
+    """A target feature counts as at least one part in so many in the running moments."""
+    ridge: float = 1 / 30
+    """This share of the largest source covariance is added to the diagonal of both covariances."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("align_weight", self.align_weight >= 0, "at least 0")
+        require("moment_window", self.moment_window >= 1, "at least 1")
+        require("ridge", self.ridge > 0, "above 0")
+
+
+_MOMENTS = ("moments/mean", "moments/cov", "moments/count")
+
+
+class Source(NamedTuple):
+    """The Gaussian of the source's features: (D,), (D, D) with the ridge, its inverse, and the ridge (D, D)."""
+
+    mean: Tensor
+    cov: Tensor
+    precision: Tensor
+    ridge: Tensor
+
+
+@register(
+    MethodInfo(
+        name="tesla-s",
+        summary="TeSLA with its features held to the mean and covariance of the source.",
+        paper="Tomar et al. 2023",
+        adapts="every layer but the classifier",
+        scored="after the step, by the teacher",
+        norm="none",
+        source="required",
+        single="no step (the marginal needs a batch); batch norm: blended statistics",
+    ),
+    TeslaSConfig,
+)
+class TeslaS(Tesla):
+    """TeSLA plus the symmetric Gaussian divergence of global feature moments."""
+
+    config: TeslaSConfig
+    _cached: Source | None = None
+
+    def initial_memory(self) -> dict[str, Tensor]:
+        """Remember the running moments of the target's features too."""
+        return super().initial_memory() | {name: torch.empty(0) for name in _MOMENTS}
+
+    def agreement(self, x_b: Tensor, log_q: Tensor) -> Tensor:
+        """Return the loss of the student on ``x_b``, its features' distance from the source included."""
+        with capture_input(self.head()[1]) as features:
+            loss = super().agreement(x_b, log_q)
+        z = features[0].flatten(1)
+        target, source = self._follow(z), self._source_gaussian(z)
+        distance = symmetric_gaussian_kl(
+            source.mean, source.cov, target.mean, target.cov + source.ridge, precision_a=source.precision
+        )
+        return loss + self.config.align_weight * distance
+
+    def _follow(self, z: Tensor) -> Moments:
+        """Let the running moments follow the features of this batch, and return them with their gradients."""
+        past = [self.memory[name] for name in _MOMENTS]
+        start = Moments(*past) if past[0].numel() else Moments.none(z.shape[1], like=z)
+        moments = update_moments(start, z, self.config.moment_window)
+        for name, value in zip(_MOMENTS, (moments.mean, moments.cov, moments.count), strict=True):
+            self.memory[name] = value
+        return moments
+
+    def _source_gaussian(self, like: Tensor) -> Source:
+        """Return the Gaussian of the source's features in the type of ``like``; its inverse is computed once."""
+        if self._cached is None or self._cached.mean.dtype != like.dtype or self._cached.mean.device != like.device:
+            assert self.source is not None  # noqa: S101 (adapt() refuses this method without source statistics)
+            mean, cov = (self.source.tensors[name].to(like) for name in ("feature_mean", "feature_cov"))
+            ridge = self.config.ridge * cov.max() * torch.eye(len(mean)).to(like)
+            self._cached = Source(mean, cov + ridge, precision(cov + ridge), ridge)
+        return self._cached
+
+    def collect(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return the mean and the unbiased covariance of the source's features, of the model as it came."""
+        return feature_moments(self.source_features(batches))

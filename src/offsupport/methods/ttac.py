@@ -11,21 +11,20 @@ import torch
 from torch import Tensor
 
 from offsupport.core.errors import SourceStatsError
+from offsupport.engine.config import MethodInfo, require
+from offsupport.engine.registry import register
+from offsupport.engine.source_stats import SourceStats, class_feature_moments
+from offsupport.engine.state import Lifecycle
+from offsupport.engine.statistics import FollowConfig, Following
 from offsupport.functional import (
     Moments,
     as_rows,
+    precision,
     symmetric_diagonal_kl,
     symmetric_gaussian_kl,
     update_class_moments,
     update_moments,
 )
-from offsupport.functional.gaussian import precision
-from offsupport.methods.config import MethodInfo, require
-from offsupport.methods.features import class_feature_moments, features_of
-from offsupport.methods.following import FollowConfig, Following
-from offsupport.methods.lifecycle import Lifecycle
-from offsupport.methods.registry import register
-from offsupport.methods.source_stats import SourceStats
 from offsupport.nn.inspect import capture_input
 
 
@@ -120,7 +119,7 @@ class Ttac(Following):
 
     def collect(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return the moments of all features, and of those of each predicted class."""
-        return class_feature_moments(features_of(self, batches), self.config.class_cov)
+        return class_feature_moments(self.source_features(batches), self.config.class_cov)
 
     def _global_divergence(self, z: Tensor) -> Tensor:
         before = Moments(self.memory["mean"], self.memory["cov"], self.memory["count"])

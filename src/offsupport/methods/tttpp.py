@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from offsupport.augment import simclr_views
 from offsupport.core.errors import InputError, ModelError
+from offsupport.engine.adapter import require_images
+from offsupport.engine.config import MethodInfo, require
+from offsupport.engine.registry import register
+from offsupport.engine.source_stats import Sums
+from offsupport.engine.statistics import FollowConfig, Following
 from offsupport.functional import coral, mean_and_covariance, mean_gap, nt_xent
-from offsupport.methods.checks import require_images
-from offsupport.methods.config import MethodInfo, require
-from offsupport.methods.features import Sums, features_of
-from offsupport.methods.following import FollowConfig, Following
-from offsupport.methods.registry import register
 from offsupport.nn.inspect import capture_input
 from offsupport.nn.projected import find_projection
 
@@ -128,7 +128,7 @@ class Tttpp(Following):
     def collect(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return the moments of features and projections, and how far those of equal batches are apart by chance."""
         projection, walks = self.projection(), {part: _Walk() for part in PARTS}
-        for z, _ in features_of(self, batches):
+        for z, _ in self.source_features(batches):
             with torch.no_grad():
                 walks["feature"].add(z)
                 walks["projection"].add(projection(z))

@@ -1,10 +1,7 @@
 """Networks and layers."""
 
-from offsupport.nn.architectures import build_network
-from offsupport.nn.loading import load_model
-from offsupport.nn.mae import MaeConfig, MaskedAutoencoder, mae
-from offsupport.nn.mae_weights import load_mae
-from offsupport.nn.masking import Masking, draw_masks
+from offsupport.nn.loading import build_network, load_mae, load_model
+from offsupport.nn.mae import MaeConfig, MaskedAutoencoder, Masking, draw_masks, mae
 from offsupport.nn.norm import adopt_batch_norm, affine_parameters, norm_layers
 from offsupport.nn.normalized import Normalized
 from offsupport.nn.projected import WithProjection, projected, projection_head

@@ -11,12 +11,159 @@ import torch
 from torch import Tensor, nn
 
 from offsupport import zoo
-from offsupport.core.errors import ConfigError, FileError, ModelError
+from offsupport.core.errors import ConfigError, FileError, ModelError, nearest
 from offsupport.core.weights import read_weights
-from offsupport.nn.architectures import build_network
-from offsupport.nn.mae_weights import classes_of, load_weights, our_names
-from offsupport.nn.normalized import IMAGENET_MEAN, IMAGENET_STD, Normalized
+from offsupport.nn.mae import SIZES, Head, MaskedAutoencoder, mae
+from offsupport.nn.normalized import (
+    CIFAR10_MEAN,
+    CIFAR10_STD,
+    CIFAR100_MEAN,
+    CIFAR100_STD,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Normalized,
+)
 from offsupport.nn.projected import WithProjection, projection_head
+from offsupport.nn.resnet import BasicBlock, ResNet, resnet18, resnet26, resnet50
+
+# Networks by name, so that files of weights can say what they belong to.
+
+
+_RESNETS = {"resnet18": resnet18, "resnet26": resnet26, "resnet50": resnet50}
+_NAME = re.compile(r"(?P<base>[a-z]+\d+)(?:x(?P<factor>\d*\.?\d+))?(?P<stem>-imagenet)?")
+
+NORMALIZATIONS = {
+    "cifar10": (CIFAR10_MEAN, CIFAR10_STD),
+    "cifar100": (CIFAR100_MEAN, CIFAR100_STD),
+    "imagenet": (IMAGENET_MEAN, IMAGENET_STD),
+    "digits": ((0.5,) * 3, (0.5,) * 3),
+}
+"""Mean and deviation of the channels, by the data a network was trained on."""
+
+
+def build_network(name: str, classes: int, normalization: str) -> nn.Module:
+    """Return an untrained network that takes images in [0, 1].
+
+    Args:
+        name: ``resnet18``, ``resnet26`` or ``resnet50``, with ``x0.25`` for a quarter of the width and ``-imagenet``
+            for the stem of large images; ``digits-small``; or ``mae-`` before a size of :func:`~offsupport.nn.mae.mae`.
+        classes: Number of logits.
+        normalization: One of :data:`NORMALIZATIONS`.
+    """
+    if normalization not in NORMALIZATIONS:
+        raise ConfigError(f"Unknown normalisation {normalization!r}.", nearest(normalization, NORMALIZATIONS))
+    mean, std = NORMALIZATIONS[normalization]
+    return Normalized(_network(name, classes), mean, std)
+
+
+def _network(name: str, classes: int) -> nn.Module:
+    if name == "digits-small":
+        # The coarse stem loses nothing: the digits were enlarged from 8x8.
+        return ResNet(BasicBlock, (1, 1, 1, 1), classes, width=16, stem="imagenet")
+    if name.startswith("mae-"):
+        return mae(name.removeprefix("mae-"), classes)
+    found = _NAME.fullmatch(name)
+    if found is None or found["base"] not in _RESNETS:
+        known = [*_RESNETS, "digits-small", *(f"mae-{size}" for size in SIZES)]
+        raise ConfigError(f"Unknown network {name!r}.", nearest(name, known))
+    width = round(64 * float(found["factor"] or 1))
+    if width < 1:
+        raise ConfigError(f"The network {name!r} has no channels.", "Give a larger factor: resnet18x0.25.")
+    return _RESNETS[found["base"]](classes, width=width, stem="imagenet" if found["stem"] else "cifar")
+
+
+# Masked autoencoders from files: our own, and public checkpoints in the layout of He et al.; no code is run.
+
+
+_DECODER = ("decoder", "mask_token")
+_CLASSIFIER = "classifier."
+_OTHER = "Is it another network, or one of another size?"
+
+
+def load_mae(path: Path | str, size: str = "tiny/4", classes: int | None = None, **changes: Any) -> MaskedAutoencoder:
+    """Return a masked autoencoder with the weights of a file: safetensors, or a ``.pth`` of tensors.
+
+    Args:
+        path: The file. A classifier in it is loaded too, whatever its kind and number of classes.
+        size: Its shape, one of ``vit-l/16``, ``vit-b/16``, ``tiny/4``.
+        classes: Make an untrained classifier of so many classes where the file holds none.
+        **changes: As in :func:`~offsupport.nn.mae.mae`; ``head`` is the kind of an untrained classifier.
+    """
+    weights = our_names(read_weights(path)[0])
+    found = _classifier(weights)
+    head: Head = changes.pop("head", "vit")
+    model = mae(size, found[1] if found else classes, found[0] if found else head, **changes)
+    load_weights(model, weights, str(path))
+    return model
+
+
+def load_weights(model: MaskedAutoencoder, weights: Mapping[str, Tensor], where: str) -> None:
+    """Put weights into an autoencoder; a classifier that they lack keeps its values, anything else is an error."""
+    own = model.state_dict()
+    # Old files do not count the batches of running statistics; nothing depends on it.
+    missing = [name for name in own if name not in weights and not name.endswith("num_batches_tracked")]
+    encoder = [name for name in missing if not name.startswith((*_DECODER, _CLASSIFIER))]
+    if encoder:
+        raise FileError(
+            f"{where} is not a masked autoencoder of this size: {len(encoder)} tensors of the encoder are missing, "
+            f"the first is {encoder[0]}.",
+            _OTHER,
+        )
+    decoder = [name for name in missing if name.startswith(_DECODER)]
+    if decoder:
+        raise FileError(
+            f"{where} holds no decoder, so nothing can be reconstructed: {len(decoder)} tensors are missing, "
+            f"the first is {decoder[0]}.",
+            "Take a checkpoint saved with its decoder, or make one: offsupport train cifar10-mae-tiny-encoder.",
+        )
+    classifier = [name for name in missing if name.startswith(_CLASSIFIER)]
+    if classifier and any(name in weights for name in own if name.startswith(_CLASSIFIER)):
+        raise FileError(
+            f"{where} holds part of a classifier: {len(classifier)} tensors are missing, the first is {classifier[0]}.",
+            "Take a file with all of it, or one with none of it and train a new one.",
+        )
+    for name in own:
+        if name in weights and weights[name].shape != own[name].shape:
+            raise FileError(
+                f"{where} holds {name} of shape {tuple(weights[name].shape)}, and this network has "
+                f"{tuple(own[name].shape)}.",
+                "Choose the size and the patch it was trained with.",
+            )
+    unknown = [name for name in weights if name not in own]
+    if unknown:
+        raise FileError(f"{where} holds {unknown[0]}, which this network does not have.", _OTHER)
+    model.load_state_dict({**own, **weights})
+
+
+def our_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo the prefixes of wrappers; the head of a published linear probe is our classifier."""
+    return {_our_name(name): tensor for name, tensor in weights.items()}
+
+
+def _our_name(name: str) -> str:
+    for prefix in ("module.", "model."):
+        name = name.removeprefix(prefix)
+    return f"classifier.{name.removeprefix('head.')}" if name.startswith("head.") else name
+
+
+def _classifier(weights: Mapping[str, Tensor]) -> tuple[Head, int] | None:
+    """Return kind and number of classes of the classifier among the weights."""
+    kinds: dict[str, Head] = {"classifier.head": "vit", "classifier.1": "linear"}
+    last = {f"{layer}.{tensor}": kind for layer, kind in kinds.items() for tensor in ("bias", "weight")}
+    return next(((kind, len(weights[name])) for name, kind in last.items() if name in weights), None)
+
+
+def classes_of(weights: Mapping[str, Tensor], path: Path | str) -> int:
+    """Return the number of classes of the classifier among the weights; without one nothing can be predicted."""
+    found = _classifier(weights)
+    if found is None and "cls_token" not in weights:
+        raise FileError(f"{path} is not a masked autoencoder: there is no cls_token in it.", _OTHER)
+    if found is None:
+        raise FileError(
+            f"{path} holds no classifier.", "Train one on its frozen encoder: offsupport train cifar10-mae-tiny."
+        )
+    return found[1]
+
 
 KINDS = ("zoo:", "file:", "timm:")
 _PREFIX = re.compile(r"^(?:(?:module|model|_orig_mod|encoder|backbone|ext|net)\.)+")

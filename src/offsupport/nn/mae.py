@@ -6,7 +6,8 @@ Parameter names are those of the public MAE checkpoints, with the classifier bes
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import math
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,127 @@ from torch import Tensor, nn
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError, InputError, ModelError
 from offsupport.core.registry import Registry
-from offsupport.nn.mae_head import Head, LinearProbe, VitHead
-from offsupport.nn.masking import Masking
 from offsupport.nn.normalized import require_batch
 from offsupport.nn.vit import EPS, Block, PatchEmbed, init_transformer, sincos_position
+
+# Random masks over patches: which are seen, which are to be reconstructed, and how to put them back in order.
+
+
+class Masking(NamedTuple):
+    """A mask for each of N images of L patches, V of them visible."""
+
+    keep: Tensor
+    """(N, V) numbers of the visible patches, in the order in which they are encoded."""
+    restore: Tensor
+    """(N, L) for each patch its place in the shuffled order, visible ones first."""
+    mask: Tensor
+    """(N, L) 1 where a patch is removed, 0 where it is visible."""
+
+    def to(self, device: torch.device) -> Masking:
+        """Return the same masks on another device."""
+        return Masking(*(tensor.to(device) for tensor in self))
+
+
+def visible_patches(patches: int, ratio: float) -> int:
+    """Return how many of ``patches`` stay visible; a ratio that is none, or leaves nothing to see, is refused.
+
+    Example:
+        >>> visible_patches(196, 0.75)
+        49
+    """
+    if not 0 <= ratio < 1:
+        raise ConfigError(f"A mask ratio of {ratio} is not possible.", "It must be at least 0 and below 1.")
+    visible = int(patches * (1 - ratio))
+    if not visible:
+        raise ConfigError(
+            f"A mask ratio of {ratio} leaves none of {patches} patches visible.",
+            f"Use at most {_largest_ratio(patches):.4g}, or smaller patches.",
+        )
+    return visible
+
+
+def _largest_ratio(patches: int) -> float:
+    """Return the largest ratio of four decimals that leaves a patch visible."""
+    bound = math.floor(1e4 * (1 - 1 / patches))
+    # At 0.9 of ten patches the one that is left is lost to rounding: 10 * (1 - 0.9) is below 1.
+    return next(ratio for ratio in (bound / 1e4, (bound - 1) / 1e4) if int(patches * (1 - ratio)))
+
+
+def mask_by_noise(noise: Tensor, ratio: float) -> Masking:
+    """Keep the patches with the least noise.
+
+    Args:
+        noise: (N, L), one number per patch.
+        ratio: Share of the patches to remove, in [0, 1).
+    """
+    visible = visible_patches(noise.shape[1], ratio)
+    shuffle = noise.argsort(dim=1)
+    restore = shuffle.argsort(dim=1)
+    return Masking(shuffle[:, :visible], restore, (restore >= visible).to(torch.float32))
+
+
+def draw_masks(count: int, patches: int, ratio: float, generator: torch.Generator) -> Masking:
+    """Draw ``count`` independent masks from ``generator`` (on the CPU), each uniform over all of that size."""
+    return mask_by_noise(torch.rand(count, patches, generator=generator), ratio)
+
+
+# Classifiers on the tokens of a masked autoencoder's encoder.
+
+
+Head = Literal["vit", "linear"]
+
+
+class LinearProbe(nn.Sequential):
+    """Standardises the class token by running statistics and classifies it (He et al., 2022)."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        layer = nn.Linear(dim, classes)
+        super().__init__(nn.BatchNorm1d(dim, affine=False, eps=EPS), layer)
+        nn.init.trunc_normal_(layer.weight, std=0.01)
+        nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits from encoded tokens (N, T, D); masked images have fewer and are classified as well."""
+        logits: Tensor = super().forward(tokens[:, 0])  # type: ignore[no-untyped-call]
+        return logits
+
+
+class VitHead(nn.Module):
+    """A transformer of its own on all tokens of the encoder (Gandelsman et al., 2022, "ViT probe").
+
+    Args:
+        inputs: Width of the encoder.
+        side: Patches along a side of the image.
+        dim: Width of the head.
+        depth: Number of blocks.
+        heads: Attention heads.
+        classes: Number of logits.
+    """
+
+    pos_embed: Tensor
+
+    def __init__(self, inputs: int, side: int, dim: int, depth: int, heads: int, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("pos_embed", sincos_position(dim, side))
+        self.embed = nn.Linear(inputs, dim)
+        self.blocks = nn.ModuleList([Block(dim, heads) for _ in range(depth)])
+        self.norm = nn.LayerNorm(dim, eps=EPS)
+        self.head = nn.Linear(dim, classes)
+        init_transformer(self)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits from all encoded tokens (N, 1 + L, D) of unmasked images."""
+        needed = self.pos_embed.shape[1]
+        if tokens.shape[1] != needed:
+            raise InputError(
+                f"This head classifies all {needed} tokens of an image, and it was given {tokens.shape[1]}.",
+                "Encode the image without a mask, or use the linear head.",
+            )
+        x = self.embed(tokens) + self.pos_embed
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x)[:, 0])
+        return logits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -283,3 +401,54 @@ class MaskedAutoencoder(nn.Module):
                 f"These masks keep {keep.shape[1]} patches, and the images have {self.config.patches}.",
                 f"Draw masks of {self.config.patches} patches.",
             )
+
+
+# The masked autoencoder inside a model, and how images get to it.
+
+
+class _ReachedError(Exception):
+    """Ends a forward pass at the autoencoder, with what it was given."""
+
+
+class Inside:
+    """The one masked autoencoder of a model.
+
+    Args:
+        model: An autoencoder, or one inside other modules such as :class:`~offsupport.nn.Normalized`.
+        asking: Who needs it, for the message of the refusal.
+    """
+
+    def __init__(self, model: nn.Module, asking: str) -> None:
+        found = [(name, module) for name, module in model.named_modules() if isinstance(module, MaskedAutoencoder)]
+        if len(found) != 1:
+            raise ModelError(
+                f"{asking} reconstructs images, and this model holds {len(found) or 'no'} masked autoencoders.",
+                "Make one with offsupport.nn.mae or offsupport.nn.load_mae; for other networks use 'tent' or 'shot'.",
+            )
+        name, self.mae = found[0]
+        self.prefix = f"{name}." if name else ""
+        self.model = model
+        if self.mae.classifier is None:
+            raise ModelError(
+                f"{asking} predicts classes, and this masked autoencoder has no classifier.",
+                "Train one on its frozen encoder: offsupport train cifar10-mae-tiny.",
+            )
+
+    @torch.no_grad()
+    def reach(self, x: Tensor) -> Tensor:
+        """Return what the autoencoder is given when the model is called on ``x``; it does not run itself."""
+
+        def stop(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            raise _ReachedError(named["x"] if "x" in named else given[0])
+
+        handle = self.mae.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            self.model(x)
+        except _ReachedError as reached:
+            images: Tensor = reached.args[0]
+            return images
+        finally:
+            handle.remove()
+        raise ModelError(
+            "The masked autoencoder of this model is not used in its forward pass.", "Call it from the model's forward."
+        )

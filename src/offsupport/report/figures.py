@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import itertools
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from offsupport.bench.store import Record
+from offsupport.report.page import Figure as Drawing
+from offsupport.report.page import Section, Table
+from offsupport.studies.episodes import PICTURES
+from offsupport.studies.errors import estimate, parts_of
+from offsupport.studies.synthetic import SUPPORT_RADIUS, median_radii, radii_of
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 PALETTE = ("#1f83c4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d46")
 """Okabe and Ito's colours without black and yellow, which vanish on dark and on white; a lighter blue, and a brown."""
@@ -234,3 +245,384 @@ def _legend(figure: Figure, axes: Axes) -> None:
             columnspacing=1.2,
             handletextpad=0.4,
         )
+
+
+# Curves for columns that are points on an axis: distances, severities, numbers of images.
+
+
+Rows = Sequence[Mapping[str, Any]]
+SHOWN_CURVES = 6
+"""Corruptions with curves of their own; of more, the average tells more."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Columns that are points on one axis.
+
+    Args:
+        pattern: What such a column is called: a group and a position.
+        label: What the positions are.
+        caption: What a drawing of one group shows.
+        by_group: Whether groups are the lines of one drawing per method; else methods are the lines of one per group.
+    """
+
+    pattern: re.Pattern[str]
+    label: str
+    caption: str
+    by_group: bool = False
+
+
+DISTANCE = Axis(
+    re.compile(r"((?:dense|sparse)[^/]*)-([\d.]+)"), "distance of s from the origin", "{} shifts with 95 % intervals."
+)
+SEVERITY = Axis(re.compile(r"([^/]+/[^/]+)/(\d+)"), "severity", "{} by severity, with 95 % intervals.")
+AXES = (
+    DISTANCE,
+    Axis(re.compile(r"(inside)-([\d.]+)"), "share of the certified radius", "Inside the radius of Theorem 1."),
+    Axis(re.compile(r"([^/]+)/severity-(\d+)"), "severity", "{} by severity, one line per size of the shift.", True),
+    SEVERITY,
+    Axis(re.compile(r"([^/]+)/n-(\d+|all)"), "target images", "{}: what a handful of target images is enough for."),
+)
+
+
+def on_axes(rows: Rows) -> bool:
+    """Say whether all columns but averages are points on an axis."""
+    columns = {row["column"] for row in rows if not row["column"].endswith("/avg")}
+    return bool(columns) and all(_placed(column) for column in columns)
+
+
+def curve_figures(rows: Rows, records: Sequence[Record]) -> list[Drawing]:
+    """Return the drawings, one per group of columns or per method."""
+    drawings: dict[tuple[str, Axis], dict[str, dict[str, Interval]]] = {}
+    for row in rows:
+        if (found := _placed(row["column"])) is not None:
+            axis, group, at = found
+            title, line = (row["method"], group) if axis.by_group else (group, row["method"])
+            points = drawings.setdefault((title, axis), {}).setdefault(line, {})
+            points[at] = row["value"], row["low"], row["high"]
+    several = [key for key in drawings if key[1] is SEVERITY]
+    average = _mean_severity(records) if len(several) > 1 else []
+    kept = {key: lines for key, lines in drawings.items() if key not in several or len(several) <= SHOWN_CURVES}
+    radii = median_radii(records)
+    label = f"{rows[0]['metric']} ({rows[0]['unit']})"
+    return average + [_drawn_curves(title, axis, lines, label, radii) for (title, axis), lines in kept.items()]
+
+
+def _placed(column: str) -> tuple[Axis, str, str] | None:
+    for axis in AXES:
+        if found := axis.pattern.fullmatch(column):
+            return axis, found.group(1), found.group(2)
+    return None
+
+
+def _drawn_curves(
+    title: str,
+    axis: Axis,
+    lines: Mapping[str, Mapping[str, Interval]],
+    label: str,
+    radii: Mapping[str, Mapping[str, float]],
+) -> Drawing:
+    own = radii.get(title, {}) if axis is DISTANCE else {}
+    marks = _marks(title, own) if axis is DISTANCE else None
+    return Drawing(_curves(lines, label, axis.label, marks), axis.caption.format(title) + _about(own))
+
+
+def _curves(
+    lines: Mapping[str, Mapping[str, Interval]],
+    label: str,
+    x_label: str,
+    marks: Mapping[str, float] | None = None,
+) -> str:
+    """Draw to scale; counts of images, which grow by factors and end with "all", one step each."""
+    names = sorted({at for points in lines.values() for at in points}, key=_position)
+    if x_label == "target images":
+        places = {name: float(i) for i, name in enumerate(names)}
+        ticks = {float(i): name for i, name in enumerate(names)}
+    else:
+        places, ticks = {name: float(name) for name in names}, None
+    series = {line: {places[at]: interval for at, interval in points.items()} for line, points in lines.items()}
+    return curves(series, label, x_label, marks, ticks)
+
+
+def _position(at: str) -> float:
+    return float("inf") if at == "all" else float(at)
+
+
+def _mean_severity(records: Sequence[Record]) -> list[Drawing]:
+    """The error at each severity, averaged over corruptions: what no single column says."""
+    found: dict[str, dict[str, list[Any]]] = {}
+    for part in parts_of(records):
+        if "/" in part.domain:
+            found.setdefault(part.method, {}).setdefault(part.domain.rpartition("/")[2], []).append(part)
+    lines = {}
+    for method, by_severity in found.items():
+        estimates = {severity: estimate(parts) for severity, parts in by_severity.items()}
+        lines[method] = {s: (100 * e.value, 100 * e.low, 100 * e.high) for s, e in estimates.items()}
+    if not lines:
+        return []
+    drawing = _curves(lines, "error (percent)", "severity")
+    return [Drawing(drawing, "The average over corruptions by severity, with 95 % intervals.")]
+
+
+def _marks(group: str, radii: Mapping[str, float]) -> dict[str, float]:
+    """Where the support ends and, beyond it, how far Theorem 1 reaches in the most generous way to compute it."""
+    changed = re.search(r"radius=([\d.]+)", group)
+    edge = float(changed.group(1)) if changed else SUPPORT_RADIUS
+    reach = {"Theorem 1 radius": edge + max(radii.values())} if radii else {}
+    return {"edge of the support": edge, **reach}
+
+
+def _about(radii: Mapping[str, float]) -> str:
+    if not radii:
+        return ""
+    ways = ", ".join(f"{value:.2f} {way}" for way, value in radii.items())
+    return (
+        f" Theorem 1 allows a distance from the support of {ways}: medians over runs, granting that C is the target's "
+        "c and the mean of the other class; the largest is drawn. As c is continuous, the guarantee ends at the edge."
+    )
+
+
+# Along the stream: how the error of each method develops from batch to batch.
+
+
+STREAM_LINES = 10
+"""More lines in one drawing cannot be told apart."""
+DRAWINGS = 3
+Traces = dict[str, list[list[float]]]
+
+
+def stream_figures(records: Sequence[Record]) -> list[Drawing]:
+    """Return a drawing for each data set and length of stream, those with most results first.
+
+    Episodes are left out: nothing is carried from one to the next that could develop.
+    """
+    carried = [record for record in records if record.cell.config.get("protocol") != "episodic"]
+    found: dict[tuple[str, int], Traces] = {}
+    for (method, dataset), traces in _traces(carried).items():
+        for trace in traces:
+            if len(trace) > 1:
+                found.setdefault((dataset, len(trace)), {}).setdefault(method, []).append(trace)
+    most = sorted(found, key=lambda key: -sum(map(len, found[key].values())))[:DRAWINGS]
+    return [_drawn_traces(dataset, found[dataset, length], several=len(most) > 1) for dataset, length in most]
+
+
+def _traces(records: Sequence[Record]) -> dict[tuple[str, str], list[list[float]]]:
+    """Traces by method, as the tables name it, and data set; a stream of several domains has one trace."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for part in parts_of(records):
+        if len(part.shards) == 1:
+            trace = part.record.deterministic["trace"]
+            found.setdefault((part.method, part.dataset), {})[part.record.key] = trace
+    return {names: list(traces.values()) for names, traces in found.items()}
+
+
+def _drawn_traces(dataset: str, found: Traces, several: bool) -> Drawing:
+    means = {method: [sum(batch) / len(batch) for batch in zip(*own, strict=True)] for method, own in found.items()}
+    series = {method: [100 * value for value in running_mean(mean)] for method, mean in means.items()}
+    best = sorted(series, key=lambda method: series[method][-1])[:STREAM_LINES]
+    shown = {method: line for method, line in series.items() if method in best}
+    left_out = f" The {STREAM_LINES} of {len(series)} rows with the lowest error." if len(series) > STREAM_LINES else ""
+    where = f" of {dataset}" if several else ""
+    caption = f"Along the stream{where}: mean error of the batches so far, averaged over the streams of each method."
+    return Drawing(traces(shown), caption + left_out)
+
+
+# What the sparsity constraint left: gates, and the effective rank of the update of each layer.
+
+
+LAYERS = 24
+"""Layers with a line; of more, those that changed most."""
+GATE_LINES = 6
+Findings = dict[str, list[dict[str, Any]]]
+
+
+def constraint_sections(records: Sequence[Record]) -> list[Section]:
+    """Return the section about gates and ranks, if any result holds them."""
+    found = _findings(records)
+    if not found:
+        return []
+    means = {method: update_means(own) for method, own in found.items()}
+    rows = [
+        [method, f"{100 * zeros:.1f}", f"{rank:.2f}", f"{100 * change:.3g}", str(len(found[method]))]
+        for method, (zeros, rank, change) in means.items()
+    ]
+    names = ["method", "gates at zero (%)", "effective rank", "change of the weights (%)", "cells"]
+    table = Table(names, rows, "Means over layers and cells, at the end of each stream.")
+    shown = dict(list(found.items())[:GATE_LINES])
+    drawings = [_ranks(shown), *_gates(shown)]
+    prose = (
+        "A method under the constraint adapts a low-rank update of each layer, with a gate per rank. The change is the "
+        "size of the update relative to the weights it is added to."
+    )
+    return [Section("Gates and ranks", prose, [table], drawings)]
+
+
+def _findings(records: Sequence[Record]) -> Findings:
+    """What constrained adapters reported, by method as the tables name it; each result once."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for part in parts_of(records):
+        told = part.record.deterministic.get("findings", {})
+        if "updates" in told and "gates" in told:
+            found.setdefault(part.method, {})[part.record.key] = told
+    return {method: list(own.values()) for method, own in found.items()}
+
+
+def _ranks(found: Findings) -> Drawing:
+    """Mean effective rank of each layer, from the smallest to the largest over cells."""
+    change: dict[str, float] = {}
+    for told in (each for own in found.values() for each in own):
+        for layer, update in told["updates"].items():
+            change[layer] = max(change.get(layer, 0.0), update["change"])
+    kept = set(sorted(change, key=lambda layer: -change[layer])[:LAYERS])
+    series: dict[str, dict[str, Interval]] = {}
+    for method, own in found.items():
+        for layer in (layer for layer in own[0]["updates"] if layer in kept):
+            ranks = [each["updates"][layer]["effective_rank"] for each in own if layer in each["updates"]]
+            series.setdefault(method, {})[layer] = statistics.fmean(ranks), min(ranks), max(ranks)
+    only = f" The {LAYERS} of {len(change)} layers that changed most." if len(change) > LAYERS else ""
+    caption = f"Effective rank by layer: the mean over cells, and its range.{only}"
+    return Drawing(intervals(series, "effective rank"), caption)
+
+
+def _gates(found: Findings) -> list[Drawing]:
+    values = {m: [g for each in own for layer in each["gates"].values() for g in layer] for m, own in found.items()}
+    values = {method: gates for method, gates in values.items() if gates}
+    caption = "Values of the gates over all layers and cells, at the end of each stream."
+    return [Drawing(histogram(values, "gate"), caption)] if values else []
+
+
+def update_means(own: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
+    """Return the share of gates at zero, the effective rank and the relative change, over results and their layers."""
+    zeros, rank = (statistics.fmean(each[name] for each in own) for name in ("zero_gates", "mean_effective_rank"))
+    return zeros, rank, statistics.fmean(u["change"] for each in own for u in each["updates"].values())
+
+
+# The theory panel: radii of Theorem 1, identifiability and likelihood gaps, and assumptions found to fail.
+
+
+NAMES = {
+    "r2_c": "R² of c from its estimate",
+    "certified_radius": "certified radius of Theorem 1",
+    "gap": "likelihood missed by the dense fit (nats)",
+    "gap_oracle": "likelihood missed when begun at the truth (nats)",
+}
+Values = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+def theory_sections(records: Sequence[Record]) -> list[Section]:
+    """Return the section about what the theorems say of these runs, if any result measures it."""
+    radii, scores, failing = radii_of(records), _scores(records), _failing(records)
+    tables, drawings = [], []
+    if radii:
+        drawings.append(_spread(radii, "distance from the support", "Radius of Theorem 1 by the way it is computed"))
+        tables.append(_quartiles({f"{shift}: {way}": v for shift, own in radii.items() for way, v in own.items()}))
+    if scores:
+        tables.append(_quartiles({NAMES.get(name, name): values for name, values in scores.items()}))
+        drawings += [_histogram(name, values) for name, values in scores.items() if len(set(values)) > 1]
+    if failing:
+        rows = [[name, f"{100 * count / runs:.0f}", str(runs)] for name, (count, runs) in failing.items()]
+        tables.append(Table(["assumption", "fails in (%)", "runs"], rows, "Assumptions of Theorem 1 with a witness."))
+    return [Section("Theory", tables=tables, figures=drawings)] if tables else []
+
+
+def _scores(records: Sequence[Record]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for record in records:
+        for name, values in record.deterministic.get("scores", {}).items():
+            found.setdefault(name, []).extend(values)
+    return found
+
+
+def _failing(records: Sequence[Record]) -> dict[str, tuple[int, int]]:
+    """How many runs have a witness against each assumption, and of how many."""
+    found: dict[str, tuple[int, int]] = {}
+    for record in records:
+        for name, count in record.deterministic.get("failing", {}).items():
+            counted, runs = found.get(name, (0, 0))
+            found[name] = counted + count, runs + record.cell.config["runs"]
+    return found
+
+
+def _spread(values: Values, label: str, what: str) -> Drawing:
+    series = {
+        name: {way: _interval(found, (50, 10, 90)) for way, found in groups.items()} for name, groups in values.items()
+    }
+    return Drawing(intervals(series, label), f"{what}: the median over runs, and four in five.")
+
+
+def _histogram(name: str, values: Sequence[float]) -> Drawing:
+    words = NAMES.get(name, name)
+    return Drawing(histogram({"runs": values}, words, bins=12), f"{words}, over {len(values)} runs.")
+
+
+def _quartiles(named: Mapping[str, Sequence[float]]) -> Table:
+    rows = []
+    for name, values in named.items():
+        median, low, high = _interval(values, (50, 25, 75))
+        rows.append([name, f"{median:.3f}", f"{low:.3f} to {high:.3f}", str(len(values))])
+    return Table(["quantity", "median", "half of the runs", "runs"], rows)
+
+
+def _interval(values: Sequence[float], quantiles: tuple[float, float, float]) -> Interval:
+    middle, low, high = np.percentile(values, quantiles)
+    return float(middle), float(low), float(high)
+
+
+# The figure of an episode: what was seen, what was reconstructed before and after, what was believed on the way.
+
+
+TITLES = {"original": "the image", "masked": "what is seen", "before": "before", "after": "after"}
+SHOWN_EPISODES = 4
+"""Classes with a curve: the likeliest ones at any time, and the true one."""
+
+
+def episode_section(record: Record) -> Section:
+    """Return the section that shows one stored episode."""
+    config, found = record.cell.config, record.deterministic
+    first, last = (found["classes"][int(np.argmax(found["probabilities"][at]))] for at in (0, -1))
+    words = (
+        f"One image of {config['dataset']} ({config['corruption']}, severity {config['severity']}) under "
+        f"{config['method']}: it shows {found['classes'][found['label']]}; the source predicts {first}, and after "
+        f"{len(found['loss']) - 1} iterations the network predicts {last}. The loss under the mask shown "
+        f"went from {found['loss'][0]:.3f} to {found['loss'][-1]:.3f}."
+    )
+    if found.get("rejected"):
+        words += f" The episode was given up ({found['rejected']}), so the source weights predict."
+    return Section(
+        "An episode", words, figures=[Drawing(draw_episode(found), "Masked, reconstructed, believed.", wide=True)]
+    )
+
+
+def draw_episode(found: Mapping[str, Any]) -> str:
+    """Draw the four pictures above the probabilities over the iterations."""
+    from matplotlib.ticker import MaxNLocator
+
+    with canvas(7.0, 4.6) as (figure, axes):
+        axes.remove()
+        grid = figure.add_gridspec(2, len(PICTURES), height_ratios=[1, 1.2])
+        for i, name in enumerate(PICTURES):
+            picture = figure.add_subplot(grid[0, i])
+            picture.imshow(_image(found, name), interpolation="nearest")
+            picture.set_title(TITLES[name])
+            picture.set_axis_off()
+        curves = figure.add_subplot(grid[1, :])
+        p = np.array(found["probabilities"])
+        for i, label in enumerate(_classes(p, found["label"])):
+            true = " (true)" if label == found["label"] else ""
+            curves.plot(p[:, label], label=f"{found['classes'][label]}{true}", markersize=4, **style(i))
+        curves.xaxis.set_major_locator(MaxNLocator(integer=True))
+        curves.set(xlabel="iteration", ylabel="probability", ylim=(-0.03, 1.03))
+        curves.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        return svg(figure)
+
+
+def _classes(p: np.ndarray[Any, Any], label: int) -> list[int]:
+    likely = np.argsort(-p.max(axis=0))[:SHOWN_EPISODES].tolist()
+    return likely if label in likely else [*likely, label]
+
+
+def _image(found: Mapping[str, Any], name: str) -> np.ndarray[Any, Any]:
+    channels, height, width = found["size"]
+    values = np.frombuffer(base64.b64decode(found["pictures"][name]), dtype=np.uint8)
+    image = values.reshape(height, width, channels)
+    return image.repeat(3, axis=2) if channels == 1 else image

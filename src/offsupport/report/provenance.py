@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from offsupport.bench.adapt_cell import AdaptConfig
 from offsupport.bench.store import Record
 from offsupport.report.words import evidence_text, interval_text, unit_text, value_text
+from offsupport.studies.adaptation import AdaptConfig
 
 PARTS = ("settings", "result", "origin")
 """What is told of a cell: what was asked, what it took, what it was computed from."""

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from offsupport.bench.results import mixed_weights
-from offsupport.bench.runs import Status
-from offsupport.bench.store import Record
+from offsupport.bench.runs import Status, status
+from offsupport.bench.store import Record, Store
+from offsupport.core import files
 from offsupport.report import figures
-from offsupport.report.cells import Badge, Value
-from offsupport.report.constraint_figures import constraint_sections
-from offsupport.report.curve_figures import curve_figures, on_axes
-from offsupport.report.episodes import episode_section
-from offsupport.report.exports import as_csv, as_latex
-from offsupport.report.page import Download, Figure, Page, Section, Table, Tile
+from offsupport.report.figures import (
+    constraint_sections,
+    curve_figures,
+    episode_section,
+    on_axes,
+    stream_figures,
+    theory_sections,
+)
+from offsupport.report.page import Badge, Download, Figure, Page, Section, Table, Tile, Value, write
 from offsupport.report.provenance import sources
-from offsupport.report.result_tables import claims_table, headline, pivot
-from offsupport.report.stream_figures import stream_figures
-from offsupport.report.theory_figures import theory_sections
+from offsupport.report.tables import as_csv, as_latex, claims_table, headline, pivot
 from offsupport.report.words import plain_text, short_column
+from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies import Table as StudyTable
+from offsupport.studies.errors import error_rows, mixed_weights
+from offsupport.studies.tables import Claim, Row, row_values
 
 Rows = Sequence[Mapping[str, Any]]
 _PAIRED = (
@@ -193,3 +200,46 @@ def _unfinished(status: Status) -> list[Section]:
     folded = f"All {len(rows)} of them" if len(rows) > 12 else ""
     table = Table(["cell", "state", "why"], rows, text_columns=3, folded=folded)
     return [Section("Without a result", tables=[table])] if rows else []
+
+
+# From a run folder to its report.html, report.csv and report.tex.
+
+
+def write_report(folder: Path | str) -> tuple[Path, dict[str, Any]]:
+    """Write the report of a run folder into it, and its numbers beside it; return its path and the data it shows."""
+    folder = Path(folder)
+    request = Store(folder).request()
+    if request["verb"] == "reproduce":
+        table = TABLES[request["table"]]
+        options = {**request["options"], "methods": tuple(request["options"]["methods"] or ()) or None}
+        found = status(folder, cells_of(table, request["scale"], Options(**options)))
+        title, about = table.title, _about(table, request)
+        data, behind = _measured(table, request["scale"], found.done)
+    else:
+        title, about = f"Benchmark {folder.resolve().name}", "A grid of cells of the user's own."
+        found = status(folder)
+        rows = error_rows(found.done, {})
+        data, behind = {"rows": [row_values(row) for row in rows], "claims": []}, _behind(rows, [])
+    page = run_page(title, about, data, found, behind, request)
+    for file in page.downloads:
+        files.write_text(folder / file.name, file.text)
+    path = folder / "report.html"
+    write(page, path)
+    return path, data
+
+
+def _measured(table: StudyTable, scale: str, records: Sequence[Record]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What ``reproduce --json`` prints, and the cells behind it; every interval is computed once."""
+    rows, claims = table.rows(records), table.claims(records)
+    computed = dataclasses.replace(table, rows=lambda _: rows, claims=lambda _: claims)
+    return payload(computed, scale, records), _behind(rows, claims)
+
+
+def _behind(rows: list[Row], claims: list[Claim]) -> dict[str, Any]:
+    return {"rows": [row.cells for row in rows], "claims": [claim.cells for claim in claims]}
+
+
+def _about(table: StudyTable, request: dict[str, Any]) -> str:
+    asked = ", ".join(f"--{name} {value}" for name, value in request["options"].items() if value and name != "methods")
+    about = f"{table.name} at {request['scale']} scale: {table.scales[request['scale']]}"
+    return about + (f", but with {asked}." if asked else ".")

@@ -7,19 +7,17 @@ from functools import partial
 from typing import Any
 
 from offsupport.core.errors import ModelError
-from offsupport.testing import batch_checks, fault_checks, state_checks
+from offsupport.testing import promises
 from offsupport.testing.case import Case, promise
-from offsupport.testing.fault_checks import check_memory
-from offsupport.testing.hyper_checks import check_hyper_parameters
 from offsupport.testing.networks import NETWORKS, Factory, toy_images, train
+from offsupport.testing.promises import check_hyper_parameters, check_memory
 
 __all__ = ["CHECKS", "NETWORKS", "Case", "check_memory", "check_method", "contract", "refusal", "toy_images", "train"]
 
 CHECKS: dict[str, Callable[[Case], None]] = {
     name.removeprefix("check_"): check
-    for module in (state_checks, batch_checks, fault_checks)
-    for name, check in vars(module).items()
-    if name.startswith("check_") and name != "check_memory"
+    for name, check in vars(promises).items()
+    if name.startswith("check_") and name not in ("check_memory", "check_hyper_parameters")
 }
 """The checks of one method on one network, by name; the docstring of each is the promise it holds."""
 

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offsupport.methods.adapter import Adapter
-from offsupport.methods.factory import adapt, source_stats
-from offsupport.methods.registry import METHODS
-from offsupport.methods.state import Snapshot
+from offsupport.engine.adapter import Adapter
+from offsupport.engine.state import Snapshot
+from offsupport.methods import METHODS, adapt, source_stats
 from offsupport.testing.networks import Factory, toy_images
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offsupport.latent.generator import SparseGenerator
+from offsupport.latent.process.generator import SparseGenerator
 from offsupport.theory.measure import Measures
 from offsupport.theory.subject import Subject
 

@@ -8,15 +8,18 @@ import torch
 from torch import Tensor
 
 from offsupport.core.seeds import derive_seed
-from offsupport.theory.dependence import Dependence, dependence
-from offsupport.theory.influence import Influence, Informativeness, influence, informativeness
-from offsupport.theory.invertibility import Collision, collision, kink, tear
-from offsupport.theory.jacobian import Generate, jacobian, ranks
-from offsupport.theory.lipschitz import Bounds, bounds
-from offsupport.theory.radius import Radius, radius, sampled_norms, segment_norms
-from offsupport.theory.separation import Separation, separation
+from offsupport.theory.dependence import (
+    Dependence,
+    Influence,
+    Informativeness,
+    dependence,
+    influence,
+    informativeness,
+    weakest_point,
+)
+from offsupport.theory.jacobian import Bounds, Collision, Generate, bounds, collision, jacobian, kink, ranks, tear
+from offsupport.theory.radius import Radius, Separation, radius, sampled_norms, segment_norms, separation
 from offsupport.theory.subject import Subject
-from offsupport.theory.weakest import weakest_point
 
 PAIRS = 256
 STARTS = 24

@@ -6,18 +6,111 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offsupport.data import Dataset
-from offsupport.training.objectives import Objective
+from offsupport.augment import flip, random_resized_crop, simclr_view
+from offsupport.training.objectives import Examples, Objective
 from offsupport.training.recipe import Recipe
-from offsupport.training.schedules import pace
 from offsupport.training.team import Team
-from offsupport.training.views import View, make_view, resized, side_at
+
+# Learning rate and momentum as functions of the step, so that a resumed run needs no scheduler's state.
+
+
+RISE = 0.3
+"""Share of the steps in which the one-cycle rate rises."""
+START_DIVISOR, END_DIVISOR = 25, 1e4
+SWING = 0.05
+
+
+class Pace(NamedTuple):
+    """What SGD uses in one step."""
+
+    lr: float
+    momentum: float
+
+
+def pace(recipe: Recipe, step: int, steps_per_epoch: int) -> Pace:
+    """Return the learning rate and momentum of a step, counted from 0 over all epochs."""
+    if recipe.schedule == "warm-up":
+        return Pace(_warm_up(recipe.lr, step, recipe.epochs * steps_per_epoch), recipe.momentum)
+    if recipe.schedule == "cosine":
+        floor = recipe.lr * 1e-3
+        return Pace(_cosine(recipe.lr, floor, step // steps_per_epoch / recipe.epochs), recipe.momentum)
+    return _one_cycle(recipe, step, recipe.epochs * steps_per_epoch)
+
+
+def _warm_up(lr: float, step: int, total: int) -> float:
+    """He et al. (2022): linearly up in a tenth of the steps, then half a cosine down to nothing."""
+    top = max(1, total // 10)
+    return lr * (step + 1) / top if step < top else _cosine(lr, 0.0, (step - top) / (total - top))
+
+
+def _one_cycle(recipe: Recipe, step: int, total: int) -> Pace:
+    """Smith and Topin (2018), as in torch's OneCycleLR: up in 30 % of the steps, then down to nearly nothing."""
+    first = recipe.lr / START_DIVISOR
+    slow, fast = round(recipe.momentum + SWING, 12), round(recipe.momentum - SWING, 12)
+    top, last = RISE * total - 1, total - 1
+    if step <= top:
+        return Pace(_cosine(first, recipe.lr, step / top), _cosine(slow, fast, step / top))
+    done = (step - top) / (last - top)
+    return Pace(_cosine(recipe.lr, first / END_DIVISOR, done), _cosine(fast, slow, done))
+
+
+def _cosine(start: float, end: float, done: float) -> float:
+    return end + (start - end) / 2.0 * (math.cos(math.pi * done) + 1)
+
+
+# How training images are varied: whole batches at once, every draw from the generator that is given.
+
+
+View = Callable[[Tensor, torch.Generator], Tensor]
+CROP, SHAPES = (0.2, 1.0), (3 / 4, 4 / 3)
+"""Area and shape of random crops, as published."""
+
+
+def make_view(recipe: Recipe) -> View:
+    """Return what varies a batch of images (N, C, H, W) in [0, 1]."""
+    views: dict[str, View] = {
+        "none": lambda x, _: x,
+        "shift": lambda x, generator: shifted(x, recipe.shift, generator),
+        "shift-flip": lambda x, generator: flip(shifted(x, recipe.shift, generator), generator),
+        "crop-flip": lambda x, generator: flip(random_resized_crop(x, CROP, SHAPES, generator), generator),
+        "simclr": lambda x, generator: simclr_view(x, generator, CROP),
+    }
+    return views[recipe.views]
+
+
+def shifted(x: Tensor, by: int, generator: torch.Generator) -> Tensor:
+    """Move each image by up to ``by`` pixels along each axis, edges repeated."""
+    n, _, height, width = x.shape
+    padded = nn.functional.pad(x, (by, by, by, by), mode="replicate")
+    top, left = torch.randint(2 * by + 1, (2, n, 1), generator=generator)
+    rows, columns = top + torch.arange(height), left + torch.arange(width)
+    return padded[
+        torch.arange(n)[:, None, None, None],
+        torch.arange(x.shape[1])[:, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]
+
+
+def resized(x: Tensor, side: int) -> Tensor:
+    """Return the images at a smaller side, averaged rather than picked; those of that side as they are."""
+    if x.shape[-1] == side:
+        return x
+    return nn.functional.interpolate(x, (side, side), mode="bilinear", antialias=True)
+
+
+def side_at(recipe: Recipe, epoch: int, full: int) -> int:
+    """Return the side of the images in an epoch: multiples of 4 from ``grow_from`` up to the full side."""
+    if recipe.grow_from is None:
+        return full
+    done = min(1.0, epoch / (0.6 * recipe.epochs))
+    return min(full, recipe.grow_from + int(done * (full - recipe.grow_from)) // 4 * 4)
+
 
 Log = list[dict[str, Any]]
 
@@ -32,28 +125,6 @@ class Run:
     team: Team
     epoch: int = 0
     log: Log = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass(frozen=True)
-class Examples:
-    """Images (N, C, H, W) in uint8 and their labels, in memory."""
-
-    images: Tensor
-    labels: Tensor
-
-    @classmethod
-    def of(cls, dataset: Dataset, rows: np.ndarray[Any, Any] | None = None) -> Examples:
-        """Return rows of a data set, or all of them."""
-        rows = np.arange(len(dataset)) if rows is None else rows
-        pixels = torch.from_numpy(dataset.images(rows)).permute(0, 3, 1, 2).contiguous()
-        return cls(pixels, torch.from_numpy(dataset.labels[rows]))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return these rows as float images in [0, 1], and their labels."""
-        return self.images[rows].float().div_(255), self.labels[rows]
 
 
 def begin(recipe: Recipe, objective: Objective, seed: int, team: Team) -> Run:

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from offsupport.core.errors import ConfigError
 from offsupport.core.seeds import derive_seed
-from offsupport.nn.mae_inside import Inside
-from offsupport.nn.masking import Masking, draw_masks
-from offsupport.training.loop import Examples
-from offsupport.training.objectives import OBJECTIVES, Loss, Objective
+from offsupport.nn.mae import Inside, Masking, draw_masks
+from offsupport.training.objectives import OBJECTIVES, Examples, Loss, Objective
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

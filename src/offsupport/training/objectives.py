@@ -5,21 +5,42 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from offsupport.core.config import build
 from offsupport.core.registry import Registry
+from offsupport.data import Dataset
 from offsupport.functional import nt_xent
 from offsupport.nn import WithProjection, projected
 from offsupport.nn.inspect import capture_input, find_head
 
-if TYPE_CHECKING:
-    from offsupport.training.loop import Examples
-
 OBJECTIVES: Registry[type[Objective]] = Registry("objective")
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Images (N, C, H, W) in uint8 and their labels, in memory."""
+
+    images: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, dataset: Dataset, rows: np.ndarray[Any, Any] | None = None) -> Examples:
+        """Return rows of a data set, or all of them."""
+        rows = np.arange(len(dataset)) if rows is None else rows
+        pixels = torch.from_numpy(dataset.images(rows)).permute(0, 3, 1, 2).contiguous()
+        return cls(pixels, torch.from_numpy(dataset.labels[rows]))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return these rows as float images in [0, 1], and their labels."""
+        return self.images[rows].float().div_(255), self.labels[rows]
 
 
 class Loss(NamedTuple):

@@ -1,10 +1,18 @@
 """The fifteen standard and four extra image corruptions of Hendrycks & Dietterich (ICLR 2019), batched and seeded."""
 
+from offsupport.core.moved import moved
 from offsupport.data.corruptions import blur, digital, extra, noise, weather  # registers them
-from offsupport.data.corruptions.apply import corrupt
-from offsupport.data.corruptions.catalogue import ALL, CORRUPTIONS, EXTRA, GROUPS, STANDARD
-from offsupport.data.corruptions.parameters import SETS, max_severity, parameter_set
-from offsupport.data.corruptions.sheet import contact_sheet
+from offsupport.data.corruptions.registry import (
+    ALL,
+    CORRUPTIONS,
+    EXTRA,
+    GROUPS,
+    SETS,
+    STANDARD,
+    corrupt,
+    max_severity,
+    parameter_set,
+)
 
 __all__ = [
     "ALL",
@@ -14,7 +22,6 @@ __all__ = [
     "SETS",
     "STANDARD",
     "blur",
-    "contact_sheet",
     "corrupt",
     "digital",
     "extra",
@@ -23,3 +30,5 @@ __all__ = [
     "parameter_set",
     "weather",
 ]
+
+__getattr__ = moved(__name__, {"contact_sheet": "offsupport.data"})

@@ -3,15 +3,99 @@
 from __future__ import annotations
 
 import functools
+import math
+from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from scipy import sparse
 
-from offsupport.data.corruptions.catalogue import Images, corruption
 from offsupport.data.corruptions.filters import correlate, gaussian, gaussian_kernel, truncate
-from offsupport.data.corruptions.motion import motion
+from offsupport.data.corruptions.registry import Images, corruption
 from offsupport.data.corruptions.seeding import Streams
-from offsupport.data.corruptions.zoom import zoom_average
+
+# Motion blur along a direction per image, as ImageMagick computes it.
+
+
+SMALLEST_WEIGHT = 1e-6
+"""Weights below this change no 8-bit value that is not at the very edge of rounding."""
+
+
+def motion_weights(radius: float, sigma: float) -> NDArray[np.float64]:
+    """Return the weights along the path: one side of a Gaussian, 2 ceil(radius) + 1 long, less the vanishing end."""
+    weights = np.exp(-0.5 * (np.arange(2 * math.ceil(radius) + 1) / sigma) ** 2)
+    weights /= weights.sum()
+    return np.asarray(weights[weights > SMALLEST_WEIGHT])
+
+
+def motion(images: Images, angle: NDArray[np.float64], radius: float, sigma: float) -> Images:
+    """Blur (N, H, H, C) images from each pixel along ``angle`` (N,), in degrees with y pointing down.
+
+    Outside the image the border pixels repeat. Each step of the path is one shift per image: a window of the padded
+    image, copied for the whole batch at once.
+    """
+    weights = motion_weights(radius, sigma)
+    steps = np.arange(len(weights))
+    turn = np.deg2rad(angle)[:, None]
+    across = np.ceil(steps * np.cos(turn) - 0.5).astype(np.int64)  # (N, steps)
+    down = np.ceil(steps * np.sin(turn) - 0.5).astype(np.int64)
+    side, reach = images.shape[1], len(weights)
+    planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    padded = np.pad(planes, [(0, 0), (0, 0), (reach, reach), (reach, reach)], mode="edge")
+    windows = sliding_window_view(padded, (side, side), axis=(2, 3))
+    every = np.arange(len(images))
+    levels = np.full(planes.shape, 0.5)  # rounds to nearest once it is cut off
+    term = np.empty(planes.shape)
+    for step, weight in enumerate(weights):
+        shifted = windows[every, :, reach + down[:, step], reach + across[:, step]]
+        levels += np.multiply(shifted, weight, out=term)
+    return np.ascontiguousarray(levels.astype(np.uint8).transpose(0, 2, 3, 1))
+
+
+# Zooming into the centre of an image, as an interpolation that is computed once per size and factor.
+
+
+class Interpolation(NamedTuple):
+    """Output i is (1 - fraction[i]) of input lower[i] and fraction[i] of input upper[i]."""
+
+    lower: NDArray[np.int64]
+    upper: NDArray[np.int64]
+    fraction: NDArray[np.float64]
+
+
+@functools.lru_cache(maxsize=64)
+def zoom_axis(side: int, factor: float) -> Interpolation:
+    """Return how one axis is zoomed: the centre is cut out, stretched end point to end point, and cut to size."""
+    cut = math.ceil(side / factor)
+    stretched = round(cut * factor)
+    position = (np.arange(side) + (stretched - side) // 2) * (cut - 1) / (stretched - 1)
+    lower = np.minimum(position.astype(np.int64), cut - 2)
+    start = (side - cut) // 2
+    return Interpolation(start + lower, start + lower + 1, position - lower)
+
+
+def zoom(fields: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    """Zoom (N, H, H) fields into their centres by linear interpolation."""
+    lower, upper, fraction = zoom_axis(fields.shape[1], factor)
+    fields = fields[:, lower] * (1 - fraction)[:, None] + fields[:, upper] * fraction[:, None]
+    return np.asarray(fields[:, :, lower] * (1 - fraction) + fields[:, :, upper] * fraction)
+
+
+@functools.lru_cache(maxsize=8)
+def zoom_average(side: int, factors: tuple[float, ...]) -> sparse.csr_array:
+    """Return the (H*H, H*H) matrix that averages an image and its zooms.
+
+    Neighbouring zooms read the same few pixels, so that a row has far fewer entries than the zooms have together.
+    """
+    total = sparse.csr_array(sparse.eye_array(side * side))
+    for factor in factors:
+        lower, upper, fraction = zoom_axis(side, factor)
+        rows = np.arange(side)
+        entries = (np.concatenate([1 - fraction, fraction]), (np.tile(rows, 2), np.concatenate([lower, upper])))
+        axis = sparse.csr_array(entries, shape=(side, side))
+        total = total + sparse.kron(axis, axis, format="csr")
+    return sparse.csr_array(total / (len(factors) + 1))
 
 
 @corruption("defocus_blur")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.ndimage import gaussian_filter1d
 
-from offsupport.data.corruptions.catalogue import Images, corruption
 from offsupport.data.corruptions.filters import truncate
+from offsupport.data.corruptions.registry import Images, corruption
 from offsupport.data.corruptions.seeding import Streams
 
 Border = Literal["reflect", "symmetric"]

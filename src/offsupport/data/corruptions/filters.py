@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from offsupport.data.corruptions.catalogue import Images
+from offsupport.data.corruptions.registry import Images
 
 Levels = NDArray[np.float64]
 """Pixel values from 0 to 255, before they become integers again."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from offsupport.data.corruptions.catalogue import Images, corruption
 from offsupport.data.corruptions.filters import truncate
+from offsupport.data.corruptions.registry import Images, corruption
 from offsupport.data.corruptions.seeding import Streams
 
 

@@ -1,0 +1,535 @@
+"""What is being made, the units it is cut into, and what a layout has to know about them."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import platform
+import shutil
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import PIL
+import scipy
+
+from offsupport import __version__
+from offsupport.core.errors import ConfigError, FileError, OffsupportError, nearest
+from offsupport.core.files import atomic, folder_lock, read_json, sha256_file, write_json, write_text
+from offsupport.core.processes import follow_parent, worker_environment
+from offsupport.core.progress import progress
+from offsupport.data import cifar
+from offsupport.data.catalog import DIGITS_FOLDER, Access
+from offsupport.data.cifar import CIFAR10, CIFAR100
+from offsupport.data.corrupted import Corrupted, frost_source
+from offsupport.data.corruptions import ALL, STANDARD, corrupt
+from offsupport.data.dataset import Dataset, Images
+from offsupport.data.folders import Folder, list_images, sub_folders
+from offsupport.data.pictures import encode_jpeg
+
+PARTS = ".parts"
+SEVERITIES = range(1, 6)
+
+Files = dict[str, dict[str, Any]]
+"""Hash and size of each file, by its path relative to the data set's folder."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is being made; small enough to send to every worker."""
+
+    name: str
+    data: Path | None
+    folder: Path
+    seed: int
+    frost_dir: Path | None
+    skip_bad: bool
+
+    @property
+    def clean(self) -> Dataset:
+        """The clean test images, opened once per process."""
+        return open_clean(self.name, self.data)
+
+
+class Unit(NamedTuple):
+    """A piece of work that is done or not: one severity, or one class of one severity."""
+
+    corruption: str
+    severity: int
+    part: str
+
+
+@lru_cache(maxsize=1)
+def open_clean(name: str, data: Path | None) -> Dataset:
+    """Open the clean images that ``name`` is made of; kept for the units that follow."""
+    # cifar10-c is made of cifar10: what is missing, if anything, is the clean set.
+    return Access(name.removesuffix("-c"), data).clean
+
+
+class Layout(ABC):
+    """How units are computed and where they go.
+
+    Args:
+        folder_name: The official name of the data set's folder.
+    """
+
+    def __init__(self, folder_name: str) -> None:
+        self.folder_name = folder_name
+
+    def folder(self, out: Path) -> Path:
+        """Return where the data set goes below ``out``."""
+        return cifar.find_folder(out.absolute(), self.folder_name)
+
+    @abstractmethod
+    def prepare(self, job: Job, manifest: dict[str, Any]) -> None:
+        """Write what all corruptions share and remove what a killed run left half-written."""
+
+    @abstractmethod
+    def pending(self, job: Job, corruption: str) -> list[Unit]:
+        """Return the units that are not done."""
+
+    @abstractmethod
+    def size(self, job: Job, unit: Unit) -> int:
+        """Return how many images a unit makes."""
+
+    @abstractmethod
+    def run(self, job: Job, unit: Unit) -> None:
+        """Compute a unit (in a worker)."""
+
+    @abstractmethod
+    def finish(self, job: Job, corruption: str) -> tuple[Files, list[str]]:
+        """Put a finished corruption in its place; return its entries of the manifest and the images left out."""
+
+    @abstractmethod
+    def listed(self, corruption: str) -> list[str]:
+        """Return the manifest entries that a finished corruption has."""
+
+    @abstractmethod
+    def clear(self, job: Job, corruption: str) -> None:
+        """Remove the units of a finished corruption."""
+
+    @abstractmethod
+    def discard(self, job: Job, corruption: str) -> None:
+        """Remove a corruption that turned out damaged."""
+
+    @abstractmethod
+    def problems(self, folder: Path, files: Files) -> dict[str, str]:
+        """Return what is wrong with the listed files, by path; empty if all are as the manifest says."""
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Return a file's entry of the manifest."""
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def compare_file(path: Path, entry: dict[str, Any]) -> str:
+    """Return what is wrong with a file that the manifest lists; empty if nothing is."""
+    if not path.is_file():
+        return "is missing"
+    if path.stat().st_size != entry["bytes"]:
+        return f"has {path.stat().st_size} bytes instead of {entry['bytes']}"
+    return "" if sha256_file(path) == entry["sha256"] else "has another sha256 than the manifest says"
+
+
+# The layout of CIFAR-10-C: one .npy file per corruption with the five severities stacked, and the labels.
+
+
+_CHUNK = 1000
+
+
+class NpyLayout(Layout):
+    """``<corruption>.npy`` with the five severities stacked, and ``labels.npy``."""
+
+    def prepare(self, job: Job, manifest: dict[str, Any]) -> None:
+        """Write ``labels.npy``: the labels five times over, as 8-bit numbers."""
+        path = job.folder / "labels.npy"
+        with atomic(path) as file:
+            np.save(file, np.tile(job.clean.labels.astype(np.uint8), len(SEVERITIES)))
+        manifest["files"]["labels.npy"] = describe_file(path)
+
+    def pending(self, job: Job, corruption: str) -> list[Unit]:
+        """One unit per severity; a part under its final name is whole."""
+        units = [Unit(corruption, severity, "") for severity in SEVERITIES]
+        return [unit for unit in units if not _npy_part(job, unit).is_file()]
+
+    def size(self, job: Job, unit: Unit) -> int:
+        """All images at one severity."""
+        return len(job.clean)
+
+    def run(self, job: Job, unit: Unit) -> None:
+        """Corrupt the whole split at one severity, piece by piece, into a file of raw pixels."""
+        corrupted = Corrupted(job.clean, unit.corruption, unit.severity, job.seed, frost_dir=job.frost_dir)
+        with atomic(_npy_part(job, unit)) as file:
+            for start in range(0, len(corrupted), _CHUNK):
+                rows = np.arange(start, min(start + _CHUNK, len(corrupted)))
+                file.write(np.ascontiguousarray(corrupted.images(rows)).data)
+
+    def finish(self, job: Job, corruption: str) -> tuple[Files, list[str]]:
+        """Join the five parts to one .npy file."""
+        path = job.folder / f"{corruption}.npy"
+        height, width = job.clean.image_size
+        shape = (len(SEVERITIES) * len(job.clean), height, width, 3)
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        with atomic(path) as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for severity in SEVERITIES:
+                with _npy_part(job, Unit(corruption, severity, "")).open("rb") as part:
+                    shutil.copyfileobj(part, file, 1 << 20)
+        return {path.name: describe_file(path)}, []
+
+    def listed(self, corruption: str) -> list[str]:
+        """The one file."""
+        return [f"{corruption}.npy"]
+
+    def clear(self, job: Job, corruption: str) -> None:
+        """Delete the five parts."""
+        for severity in SEVERITIES:
+            _npy_part(job, Unit(corruption, severity, "")).unlink(missing_ok=True)
+
+    def discard(self, job: Job, corruption: str) -> None:
+        """Delete the file."""
+        (job.folder / f"{corruption}.npy").unlink(missing_ok=True)
+
+    def problems(self, folder: Path, files: Files) -> dict[str, str]:
+        """Compare size and hash of each file."""
+        found = {file: compare_file(folder / file, entry) for file, entry in files.items()}
+        return {file: problem for file, problem in found.items() if problem}
+
+
+def _npy_part(job: Job, unit: Unit) -> Path:
+    return job.folder / PARTS / f"{unit.corruption}-{unit.severity}.pixels"
+
+
+# The layout of ImageNet-C: ``<corruption>/<severity>/<class>/*.JPEG`` of quality 85.
+#
+# Hashes are in ``checksums/<corruption>-<severity>.sha256``, in the format of ``sha256sum``; the manifest lists the
+# hashes of those lists.
+
+
+CHECKSUMS = "checksums"
+
+
+class TreeLayout(Layout):
+    """JPEG files in class folders, one tree per corruption and severity."""
+
+    def prepare(self, job: Job, manifest: dict[str, Any]) -> None:
+        """Remove class folders that a killed run left half-written."""
+        for stale in (job.folder / PARTS).glob("*/*.tmp"):
+            shutil.rmtree(stale)
+
+    def pending(self, job: Job, corruption: str) -> list[Unit]:
+        """One unit per class and severity; a class folder under its final name is whole."""
+        units = []
+        for severity in SEVERITIES:
+            if not _final(job.folder, corruption, severity).is_dir():
+                units += [Unit(corruption, severity, name) for name in job.clean.classes]
+        return [unit for unit in units if not _tree_part(job, unit).is_dir()]
+
+    def size(self, job: Job, unit: Unit) -> int:
+        """The images of the class."""
+        return len(_rows_of(job, unit.part))
+
+    def run(self, job: Job, unit: Unit) -> None:
+        """Corrupt the images of one class at one severity into a folder of JPEG files."""
+        final = _tree_part(job, unit)
+        half = final.with_name(f"{final.name}.{os.getpid()}.tmp")
+        half.mkdir(parents=True)
+        for row in _rows_of(job, unit.part):
+            image = _read(job, row)
+            if image is not None:
+                corrupted = corrupt(
+                    image[None], unit.corruption, unit.severity, job.seed, index=[row], frost_dir=job.frost_dir
+                )
+                (half / Path(_target(_folder(job).files[row])).name).write_bytes(encode_jpeg(corrupted[0]))
+        for file in half.iterdir():
+            _sync(file)
+        half.rename(final)
+
+    def finish(self, job: Job, corruption: str) -> tuple[Files, list[str]]:
+        """Move the five trees to their place and list the hashes of their files."""
+        files: Files = {}
+        for severity in SEVERITIES:
+            final = _final(job.folder, corruption, severity)
+            if not final.is_dir():
+                final.parent.mkdir(exist_ok=True)
+                _tree_part(job, Unit(corruption, severity, "")).rename(final)
+            sums = job.folder / _sums(corruption, severity)
+            write_text(sums, _checksums(job.folder, final))
+            files[_sums(corruption, severity)] = describe_file(sums)
+        return files, _skipped(job, _final(job.folder, corruption, 1))
+
+    def listed(self, corruption: str) -> list[str]:
+        """The five lists of hashes."""
+        return [_sums(corruption, severity) for severity in SEVERITIES]
+
+    def clear(self, job: Job, corruption: str) -> None:
+        """Nothing is left: the units were moved."""
+
+    def discard(self, job: Job, corruption: str) -> None:
+        """Delete the five trees."""
+        shutil.rmtree(job.folder / corruption, ignore_errors=True)
+
+    def problems(self, folder: Path, files: Files) -> dict[str, str]:
+        """Compare every image with the list that names it, and the lists with the manifest."""
+        found: dict[str, str] = {}
+        for name, entry in files.items():
+            problem = compare_file(folder / name, entry)
+            found |= {name: problem} if problem else _broken_images(folder, folder / name)
+        return found
+
+
+def _broken_images(folder: Path, sums: Path) -> dict[str, str]:
+    found = {}
+    for line in sums.read_text().splitlines():
+        sha256, _, name = line.partition("  ")
+        if not (folder / name).is_file():
+            found[name] = "is missing"
+        elif sha256_file(folder / name) != sha256:
+            found[name] = "has another sha256 than the list says"
+    return found
+
+
+def _checksums(folder: Path, tree: Path) -> str:
+    names = [tree / file for sub in sub_folders(tree) for file in list_images(tree, sub)]
+    return "".join(f"{sha256_file(file)}  {file.relative_to(folder).as_posix()}\n" for file in names)
+
+
+def _read(job: Job, row: int) -> Images | None:
+    """Return an image; None for one that cannot be read and may be skipped."""
+    try:
+        return _folder(job).read(row)
+    except FileError as error:
+        if job.skip_bad:
+            return None
+        raise FileError(error.message, "Replace or remove it, or leave such images out with --skip-bad.") from error
+
+
+def _skipped(job: Job, tree: Path) -> list[str]:
+    """Return the clean images that have no counterpart in a finished tree."""
+    return [file for file in _folder(job).files if not (tree / _target(file)).is_file()]
+
+
+def _target(file: str) -> str:
+    return Path(file).with_suffix(".JPEG").as_posix()
+
+
+def _rows_of(job: Job, name: str) -> list[int]:
+    clean = job.clean
+    return [int(row) for row in np.flatnonzero(clean.labels == clean.classes.index(name))]
+
+
+def _folder(job: Job) -> Folder:
+    clean = job.clean
+    assert isinstance(clean, Folder)  # noqa: S101 - data sets in this layout come from folders
+    return clean
+
+
+def _tree_part(job: Job, unit: Unit) -> Path:
+    return job.folder / PARTS / f"{unit.corruption}-{unit.severity}" / unit.part
+
+
+def _final(folder: Path, corruption: str, severity: int) -> Path:
+    return folder / corruption / str(severity)
+
+
+def _sums(corruption: str, severity: int) -> str:
+    return f"{CHECKSUMS}/{corruption}-{severity}.sha256"
+
+
+def _sync(path: Path) -> None:
+    """Flush a file to disk; done for a whole folder after it is written, since the first flush carries the others."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+# Worker processes for making data.
+
+
+@contextlib.contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield a pool of fresh single-thread processes; on an error or an interrupt, work not yet begun is dropped."""
+    with worker_environment():
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
+        try:
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    """Leave Ctrl-C to the parent, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow_parent()
+
+
+# Making corrupted data sets in their official layouts: parallel, resumable, whole or absent.
+#
+# A job is cut into units. Workers write finished units to ``.parts``; when all units of a corruption are there, its
+# files move to their final place and ``manifest.json`` is written anew. Whatever moment it is killed at, a rerun does
+# what is missing and ends with the same bytes.
+
+
+FORMAT = "offsupport-data-1"
+MANIFEST = "manifest.json"
+LAYOUTS: dict[str, Layout] = {
+    "digits-c": NpyLayout(DIGITS_FOLDER),
+    "cifar10-c": NpyLayout(CIFAR10.corrupted),
+    "cifar100-c": NpyLayout(CIFAR100.corrupted),
+    "imagenet-c": TreeLayout("ImageNet-C"),
+    "imagenet100-c": TreeLayout("ImageNet100-C"),
+}
+
+
+def make(
+    name: str,
+    data: Path | str | None,
+    out: Path | str,
+    *,
+    corruptions: Sequence[str] = STANDARD,
+    workers: int = 2,
+    seed: int = 0,
+    frost_dir: Path | str | None = None,
+    skip_bad: bool = False,
+) -> dict[str, Any]:
+    """Write a corrupted data set below ``out`` and return its manifest; what is there already is kept.
+
+    Args:
+        name: ``digits-c``, ``cifar10-c``, ``cifar100-c``, ``imagenet-c`` or ``imagenet100-c``.
+        data: Where the clean data is; None for ``$OFFSUPPORT_DATA``. ``digits-c`` needs none.
+        out: Gets the official folder (``CIFAR-10-C``, ``ImageNet-C``, ...).
+        corruptions: Which ones, each at severities 1 to 5.
+        workers: How many processes.
+        seed: Of the corruptions' random draws.
+        frost_dir: Folder of the official frost textures; None synthesises them.
+        skip_bad: Leave out images that cannot be read and list them in the manifest, instead of stopping.
+    """
+    if name not in LAYOUTS:
+        raise ConfigError(f"{name!r} cannot be made.", nearest(name, LAYOUTS))
+    for corruption in corruptions:
+        if corruption not in ALL:
+            raise ConfigError(f"Unknown corruption {corruption!r}.", nearest(corruption, ALL))
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}.", "It must be at least 1.")
+    job = Job(name, _path(data), LAYOUTS[name].folder(Path(out)), seed, _path(frost_dir), skip_bad)
+    open_clean.cache_clear()  # the files may have changed since an earlier call
+    recipe = _recipe(job)
+    with folder_lock(job.folder):
+        manifest = _claim(job, recipe)
+        _work_off(job, [c for c in dict.fromkeys(corruptions) if not _is_done(job, c, manifest)], manifest, workers)
+        shutil.rmtree(job.folder / PARTS, ignore_errors=True)
+    return manifest
+
+
+def _path(value: Path | str | None) -> Path | None:
+    return None if value is None else Path(value).absolute()
+
+
+def _recipe(job: Job) -> dict[str, Any]:
+    """Return everything that decides about the bytes; images that were left out are listed in the manifest."""
+    return {
+        "dataset": job.name,
+        "clean_sha256": job.clean.sha256,
+        "images": len(job.clean),
+        "seed": job.seed,
+        "frost": frost_source(job.frost_dir),
+        "offsupport": __version__,
+    }
+
+
+def _claim(job: Job, recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest of an earlier run with this recipe, or a new one; a folder of other content is refused."""
+    path, begun = job.folder / MANIFEST, job.folder / PARTS / "recipe.json"
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "recipe": recipe,
+        "made_with": _versions(),
+        "files": {},
+        "skipped": [],
+    }
+    if path.is_file():
+        manifest = read_json(path)
+    elif not begun.is_file() and any(not entry.name.startswith(".") for entry in job.folder.iterdir()):
+        raise FileError(
+            f"{job.folder} holds files that `offsupport data make` did not write.", "Choose another --out folder."
+        )
+    earlier = read_json(begun) if begun.is_file() else manifest.get("recipe")
+    if earlier != recipe or manifest.get("recipe") != recipe:
+        known = earlier if isinstance(earlier, dict) else {}
+        changed = sorted(key for key in recipe.keys() | known.keys() if known.get(key) != recipe.get(key))
+        raise FileError(
+            f"{job.folder} was begun with other settings ({', '.join(changed)}).",
+            "Choose another --out folder, or delete this one.",
+        )
+    write_json(begun, recipe)
+    return manifest
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "pillow": PIL.__version__,
+    }
+
+
+def _is_done(job: Job, corruption: str, manifest: dict[str, Any]) -> bool:
+    """Whether the manifest lists this corruption and its files are as it says; damaged ones are removed."""
+    layout = LAYOUTS[job.name]
+    listed = {file: manifest["files"][file] for file in layout.listed(corruption) if file in manifest["files"]}
+    if not listed:
+        return False
+    if layout.problems(job.folder, listed):
+        layout.discard(job, corruption)
+        return False
+    return True
+
+
+def _work_off(job: Job, corruptions: Sequence[str], manifest: dict[str, Any], workers: int) -> None:
+    layout = LAYOUTS[job.name]
+    layout.prepare(job, manifest)
+    pending = {corruption: set(layout.pending(job, corruption)) for corruption in corruptions}
+    total = sum(layout.size(job, unit) for units in pending.values() for unit in units)
+    with progress(f"Making {job.name}", total) as advance:
+        for corruption in [c for c, units in pending.items() if not units]:
+            _finish(job, corruption, manifest)
+        for unit in _compute(job, [unit for units in pending.values() for unit in sorted(units)], workers):
+            pending[unit.corruption].discard(unit)
+            advance(layout.size(job, unit), f"{unit.corruption} {unit.severity}")
+            if not pending[unit.corruption]:
+                _finish(job, unit.corruption, manifest)
+    write_json(job.folder / MANIFEST, manifest)
+
+
+def _compute(job: Job, units: Sequence[Unit], workers: int) -> Iterator[Unit]:
+    """Yield the units as the workers finish them."""
+    if not units:
+        return
+    try:
+        with worker_pool(workers) as pool:
+            waiting = {pool.submit(LAYOUTS[job.name].run, job, unit): unit for unit in units}
+            for future in as_completed(waiting):
+                future.result()
+                yield waiting[future]
+    except BrokenProcessPool as error:
+        raise OffsupportError(
+            "A worker process died (it was killed, or memory ran out).",
+            "Run the same command again: it goes on where it stopped.",
+        ) from error
+
+
+def _finish(job: Job, corruption: str, manifest: dict[str, Any]) -> None:
+    files, skipped = LAYOUTS[job.name].finish(job, corruption)
+    manifest["files"].update(files)
+    manifest["skipped"] = sorted({*manifest["skipped"], *skipped})
+    write_json(job.folder / MANIFEST, manifest)
+    LAYOUTS[job.name].clear(job, corruption)

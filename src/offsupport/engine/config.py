@@ -1,0 +1,105 @@
+"""What a method declares about itself: hyper-parameters and a card."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from offsupport.core.errors import ConfigError
+
+EVENTS = ("bad_input", "bad_loss", "bad_grad", "bad_param", "empty_selection", "small_batch", "collapse", "reset")
+"""What the guard of a stream counts."""
+
+CollapseAction = Literal["warn", "reset", "off"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodInfo:
+    """A method in one line per question.
+
+    Args:
+        name: What ``adapt`` is given.
+        summary: One sentence.
+        paper: Where it was published.
+        adapts: What changes at test time.
+        scored: Whether the returned prediction is made before or after the step on the same batch.
+        norm: Which normalisation layers the model must have: ``batch``, ``any`` or ``none`` needed.
+        source: Whether source statistics are ``none``, ``optional`` or ``required``.
+        single: What happens on single samples.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    adapts: str
+    scored: str
+    norm: Literal["batch", "any", "none"]
+    source: Literal["none", "optional", "required"]
+    single: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user says about the model and the stream rather than about the method. See :func:`offsupport.adapt`."""
+
+    logits: Callable[[Any], Tensor] | None = None
+    head: str | None = None
+    window: int = 0
+    collapse: CollapseAction = "warn"
+    seed: int = 0
+    inplace: bool = False
+
+    def __post_init__(self) -> None:
+        require("window", self.window >= 0, "at least 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """Hyper-parameters of a method; subclasses add fields."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchConfig(MethodConfig):
+    """Hyper-parameters of a method that uses the statistics of a batch."""
+
+    min_batch: int | None = None
+    """Smaller batches are predicted without a step; None is 16 with batch norm and 1 without."""
+    prior: float = 16.0
+    """On such batches, source statistics count as this many samples beside those of the batch."""
+
+    def __post_init__(self) -> None:
+        require("min_batch", self.min_batch is None or self.min_batch >= 1, "at least 1")
+        require("prior", self.prior >= 0, "at least 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepConfig(BatchConfig):
+    """Hyper-parameters of a method that takes gradient steps."""
+
+    lr: float = 1e-3
+    """Step size."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Update rule, without weight decay."""
+    momentum: float = 0.9
+    """Momentum of SGD; first moment decay of Adam."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("lr", 0 <= self.lr <= 1e6, "in [0, 1e6]")
+        require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Return the optimiser of these hyper-parameters."""
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=self.lr, betas=(self.momentum, 0.999), foreach=True)
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, foreach=True)
+
+
+def require(name: str, condition: bool, allowed: str) -> None:
+    """Refuse a hyper-parameter outside its range."""
+    if not condition:
+        raise ConfigError(f"Hyper-parameter {name!r} is out of range.", f"It must be {allowed}.")

@@ -1,0 +1,191 @@
+"""What a method keeps of the source data: a few tensors, tied to the model they were taken from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from offsupport.augment import flip, random_resized_crop
+from offsupport.core.checkpoints import load_tensors, save_tensors
+from offsupport.core.errors import ConfigError, InputError, SourceStatsError, nearest
+from offsupport.functional import outer_sums, pooled
+
+_MANIFEST = ("method", "model_sha256", "samples")
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceStats:
+    """Statistics of source images for one method and one model. Made by :func:`offsupport.source_stats`.
+
+    Args:
+        method: The method they are for.
+        model_sha256: The weights they were computed with.
+        samples: How many images went in.
+        tensors: The statistics.
+        provenance: What is known of the images: data set, split, hash, and how they were transformed.
+        head: The layer whose inputs are the features, for statistics of features; empty where it is not known.
+    """
+
+    method: str
+    model_sha256: str
+    samples: int
+    tensors: dict[str, Tensor]
+    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    head: str = ""
+
+    def to(self, device: torch.device) -> SourceStats:
+        """Return them on a device."""
+        return dataclasses.replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+    def save(self, path: Path | str) -> None:
+        """Write them to one safetensors file."""
+        manifest = {name: getattr(self, name) for name in _MANIFEST}
+        save_tensors(path, self.tensors, manifest | {"provenance": dict(self.provenance), "head": self.head})
+
+    @staticmethod
+    @torch.inference_mode(False)
+    def load(path: Path | str) -> SourceStats:
+        """Read what :meth:`save` wrote."""
+        tensors, manifest = load_tensors(path)
+        if set(manifest) - {"provenance", "head"} != set(_MANIFEST):
+            raise SourceStatsError(f"{path} holds no source statistics.", "Make them with offsupport.source_stats().")
+        return SourceStats(tensors=tensors, **manifest)
+
+    def require(self, method: str, model_sha256: str, head: str) -> None:
+        """Refuse to serve another method, other weights, or the features of another layer."""
+        if self.method != method:
+            raise SourceStatsError(
+                f"These source statistics are for {self.method!r}, not {method!r}.",
+                f'Make them with offsupport.source_stats(model, loader, method="{method}").',
+            )
+        if self.model_sha256 != model_sha256:
+            raise SourceStatsError(
+                "These source statistics were computed with other weights.",
+                "Make them again with the model that is adapted.",
+            )
+        if self.head and self.head != head:
+            raise SourceStatsError(
+                f"These source statistics are of the inputs of {self.head!r}, and the classifier here is {head!r}.",
+                f'Pass head="{self.head}" to adapt() as well, or make them again.',
+            )
+
+
+# The images that source statistics are made of: counted, transformed, and what is known of them.
+
+
+Transform = Literal["none", "crop"]
+
+KNOWN = ("dataset", "split", "corruptions", "limit", "seed", "sha256")
+"""What a stream says of itself that statistics keep."""
+
+
+class SourceImages:
+    """The images of a loader's batches, one batch at a time; ``samples`` counts them."""
+
+    def __init__(self, loader: Iterable[Tensor | Sequence[Any]], transform: Transform) -> None:
+        if transform not in get_args(Transform):
+            raise ConfigError(f"Unknown transform {transform!r}.", nearest(transform, get_args(Transform)))
+        self.loader = loader
+        self.transform = transform
+        self.samples = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        for batch in self.loader:
+            x = batch if isinstance(batch, Tensor) else batch[0]
+            self.samples += len(x)
+            if self.transform == "crop":
+                x = flip(random_resized_crop(x, (0.2, 1.0), (3 / 4, 4 / 3), generator), generator)
+            yield x
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what is known of the images; a stream of :mod:`offsupport.data` describes itself."""
+        about = self.loader.describe() if hasattr(self.loader, "describe") else {}
+        return {name: about[name] for name in KNOWN if name in about} | {"transform": self.transform}
+
+
+# Moments of the penultimate features of source images, in one pass over them.
+
+
+LARGEST_FULL = 64 * 2**20
+"""Class covariances of more bytes are kept as diagonals."""
+
+
+def feature_moments(features: Iterable[tuple[Tensor, Tensor]], name: str = "feature") -> dict[str, Tensor]:
+    """Return ``feature_mean`` (D,) and ``feature_cov`` (D, D), unbiased; sums are kept in double precision."""
+    sums = Sums()
+    dtype = torch.get_default_dtype()
+    for z, _ in features:
+        dtype = z.dtype
+        sums.add(z)
+    mean, cov = sums.varying_moments()
+    return {f"{name}_mean": mean.to(dtype), f"{name}_cov": cov.to(dtype)}
+
+
+def class_feature_moments(
+    features: Iterable[tuple[Tensor, Tensor]], form: Literal["auto", "full", "diagonal"] = "auto"
+) -> dict[str, Tensor]:
+    """Return the moments of all features and of those of each predicted class.
+
+    Beside ``feature_mean`` and ``feature_cov`` these are ``class_mean`` (K, D), ``class_cov`` (K, D, D) or its
+    diagonals (K, D), and ``class_count`` (K,). A class with fewer than two images has no covariance: zeros stand there.
+
+    Args:
+        features: Features and logits of each batch.
+        form: Form of the class covariances; ``auto`` is full up to 64 MB.
+    """
+    everything, classes = Sums(), Sums()
+    dtype = torch.get_default_dtype()
+    for z, logits in features:
+        dtype, count, width = z.dtype, logits.shape[1], z.shape[1]
+        full = form == "full" or (form == "auto" and count * width**2 * z.element_size() <= LARGEST_FULL)
+        everything.add(z)
+        classes.add_groups(z, logits.argmax(1), count, full)
+    mean, cov = everything.varying_moments()
+    class_mean, class_cov = classes.moments()
+    found = {"feature_mean": mean, "feature_cov": cov, "class_mean": class_mean, "class_cov": class_cov}
+    return {name: tensor.to(dtype) for name, tensor in (found | {"class_count": classes.count}).items()}
+
+
+class Sums:
+    """Count, sum and sum of outer products of vectors, in double precision: what moments in one pass need."""
+
+    def __init__(self) -> None:
+        self.count = self.first = self.second = torch.zeros((), dtype=torch.float64)
+
+    def add(self, z: Tensor) -> None:
+        """Add vectors (N, D)."""
+        z = z.double()
+        self._add(torch.tensor(float(len(z)), dtype=torch.float64, device=z.device), z.sum(0), z.T @ z)
+
+    def add_groups(self, z: Tensor, labels: Tensor, groups: int, full: bool) -> None:
+        """Add vectors (N, D) to the group each belongs to; without ``full``, products are diagonals."""
+        z = z.double()
+        present, member, counts = labels.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+        first = z.new_zeros(groups, z.shape[1]).index_add(0, labels, z)
+        if full:
+            second = z.new_zeros(groups, z.shape[1], z.shape[1]).index_copy(0, present, outer_sums(z, member, counts))
+        else:
+            second = z.new_zeros(groups, z.shape[1]).index_add(0, labels, z.square())
+        self._add(torch.bincount(labels, minlength=groups).double(), first, second)
+
+    def _add(self, count: Tensor, first: Tensor, second: Tensor) -> None:
+        self.count, self.first, self.second = self.count + count, self.first + first, self.second + second
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and unbiased covariance."""
+        if float(self.count.sum()) < 2:
+            raise InputError("Moments of features need at least two source images.", "Give more of them.")
+        return pooled((self.count, self.first, self.second))
+
+    def varying_moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and unbiased covariance; without any variance there is nothing to align with."""
+        mean, cov = self.moments()
+        if not cov.diagonal().max() > 0:
+            raise InputError("The features of the source images do not vary.", "Give different images.")
+        return mean, cov

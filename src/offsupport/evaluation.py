@@ -1,0 +1,320 @@
+"""What came out of a stream: predictions that were right, and all that follows from them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from offsupport.core.checkpoints import load_tensors, save_tensors
+from offsupport.core.errors import CheckpointError, ConfigError, FileError, InputError, ModelError, nearest
+from offsupport.core.interrupts import HEARD, Stopped
+from offsupport.engine.adapter import Adapter
+from offsupport.functional import wilson
+
+Protocol = Literal["online", "continual", "episodic"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came out of a stream. Errors are fractions; intervals are 95 % Wilson intervals.
+
+    Args:
+        method: Name of the method.
+        protocol: When the adapter was reset.
+        correct: For each prediction, in the order of the stream, whether it was right.
+        labels: The true classes, in the same order.
+        index: The row of each sample in its data set, or its position where the stream does not tell.
+        sizes: Number of predictions in each batch.
+        domain_of: The domain of each batch.
+        seconds: Time spent in the adapter, without loading data.
+        passes: Forward and backward passes of the network, in batches.
+        memory: Peak resident memory of the process so far, in bytes.
+        events: Interventions of the guard.
+    """
+
+    method: str
+    protocol: Protocol
+    correct: npt.NDArray[np.bool_]
+    labels: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]
+    sizes: list[int]
+    domain_of: list[str]
+    seconds: float
+    passes: dict[str, int]
+    memory: int
+    events: dict[str, int]
+
+    @property
+    def n(self) -> int:
+        """Number of predictions."""
+        return len(self.correct)
+
+    @property
+    def error(self) -> float:
+        """Share of wrong predictions."""
+        return float(1 - self.correct.mean())
+
+    @property
+    def ci95(self) -> tuple[float, float]:
+        """Interval of the error."""
+        return wilson(int((~self.correct).sum()), self.n)
+
+    @property
+    def per_class(self) -> dict[int, float]:
+        """Error of each class that occurs."""
+        return {int(k): float(1 - self.correct[self.labels == k].mean()) for k in np.unique(self.labels)}
+
+    @property
+    def trace(self) -> list[float]:
+        """Error of each batch, in the order of the stream."""
+        ends = np.cumsum(self.sizes)[:-1]
+        return [float(1 - part.mean()) for part in np.split(self.correct, ends)]
+
+    @property
+    def domains(self) -> dict[str, dict[str, Any]]:
+        """Error, interval and number of predictions of each domain."""
+        names = np.repeat(np.array(self.domain_of), self.sizes)
+        found = {}
+        for name in dict.fromkeys(self.domain_of):
+            part = self.correct[names == name]
+            wrong = int((~part).sum())
+            found[name] = {"error": wrong / len(part), "ci95": wilson(wrong, len(part)), "n": len(part)}
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain JSON values, without the single predictions."""
+        plain = ("method", "protocol", "n", "error", "ci95", "per_class", "domains", "trace")
+        costs = ("seconds", "passes", "memory", "events")
+        return {name: getattr(self, name) for name in plain + costs}
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the error over the stream: one dot per batch, and the running mean. Returns the axes."""
+        from matplotlib.figure import Figure
+
+        ax = Figure(figsize=(6, 3), layout="constrained").subplots() if ax is None else ax
+        seen = np.cumsum(self.sizes)
+        running = np.cumsum([t * n for t, n in zip(self.trace, self.sizes, strict=True)]) / seen
+        ax.plot(seen, self.trace, ".", alpha=0.4)
+        ax.plot(seen, running, label=f"{self.method} ({100 * self.error:.1f} %)")
+        ax.set(xlabel="images seen", ylabel="error", ylim=(0, None))
+        ax.legend()
+        return ax
+
+    def __str__(self) -> str:
+        low, high = self.ci95
+        return (
+            f"{self.method}, {self.protocol}: error {100 * self.error:.1f} % "
+            f"({100 * low:.1f} to {100 * high:.1f}) on {self.n} predictions in {self.seconds:.1f} s"
+        )
+
+
+# One pass over a stream: what has been counted so far, and how it goes on after a kill.
+
+
+_PER_PREDICTION = ("correct", "labels", "index")
+_COUNTS = ("samples", "batches", "sizes", "domain_of", "seconds", "events", "passes")
+
+
+class Pass:
+    """What has been counted so far.
+
+    Args:
+        adapted: The adapter; it is reset.
+        protocol: When it is reset again.
+    """
+
+    def __init__(self, adapted: Adapter, protocol: Protocol) -> None:
+        self.adapted, self.protocol = adapted, protocol
+        self.samples = self.batches = 0
+        self.correct: list[npt.NDArray[np.bool_]] = []
+        self.labels: list[npt.NDArray[np.int64]] = []
+        self.index: list[npt.NDArray[np.int64]] = []
+        self.sizes: list[int] = []
+        self.domain_of: list[str] = []
+        self.seconds = 0.0
+        self.events: collections.Counter[str] = collections.Counter()
+        self.passes: collections.Counter[str] = collections.Counter()
+        adapted.reset()
+
+    def take(self, batch: Any) -> None:
+        """Predict a batch and note which predictions were right."""
+        x, y = self.adapted.brought(batch[0]), batch[1]
+        self.batches += 1
+        if not len(x):
+            return
+        domain = getattr(batch, "domain", "")
+        starts_domain = bool(self.domain_of) and domain != self.domain_of[-1]
+        if self.protocol == "episodic" or (self.protocol == "online" and starts_domain):
+            self._reset()
+        started = time.perf_counter()
+        predicted = self.adapted(x).argmax(1)
+        self.seconds += time.perf_counter() - started
+        if predicted.shape != y.shape or bool((y < 0).any()):
+            raise InputError(
+                f"Labels of shape {tuple(y.shape)} do not score predictions of shape {tuple(predicted.shape)}.",
+                "Give one class number, 0 or above, per sample (per position for dense outputs).",
+            )
+        # A plain tuple has a method called index; only a batch that knows its domain knows its rows.
+        rows = np.asarray(batch.index) if hasattr(batch, "domain") else np.arange(len(x)) + self.samples
+        self.samples += len(x)
+        self.correct.append((predicted.cpu() == y.cpu()).flatten().numpy())
+        self.labels.append(y.flatten().cpu().numpy())
+        self.index.append(rows.repeat(y.numel() // max(len(x), 1)))
+        self.sizes.append(y.numel())
+        self.domain_of.append(domain)
+
+    def save(self, path: Path, about: dict[str, Any]) -> None:
+        """Write all that the rest of the stream needs."""
+        extra = self.adapted.get_extra_state()
+        tensors = {f"state/{name}": tensor for name, tensor in extra.pop("state").items()}
+        for name in _PER_PREDICTION:
+            tensors[name] = torch.from_numpy(np.concatenate(getattr(self, name)))
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        save_tensors(path, tensors, {**about, "adapter": extra, "protocol": self.protocol, **counts})
+
+    def load(self, path: Path, about: dict[str, Any]) -> list[str]:
+        """Go on from what :meth:`save` wrote, and return its notes; what belongs to something else is refused."""
+        try:
+            tensors, saved = load_tensors(path)
+            for name, value in {**about, "protocol": self.protocol}.items():
+                if saved[name] != value:
+                    raise FileError(f"{name} was {saved[name]}, is {value}.")
+            state = {name.removeprefix("state/"): t for name, t in tensors.items() if name.startswith("state/")}
+            counts = {name: type(getattr(self, name))(saved[name]) for name in _COUNTS}
+            arrays = {name: [tensors[name].numpy()] for name in _PER_PREDICTION}
+            notes = list(saved["notes"])
+            self.adapted.set_extra_state({**saved["adapter"], "state": state})
+        except (FileError, KeyError, TypeError, ValueError) as error:
+            said = error.message if isinstance(error, FileError) else f"{type(error).__name__} {error}"
+            raise CheckpointError(
+                f"{path} is no checkpoint of this evaluation: {said}", "Remove it to start at the beginning."
+            ) from error
+        vars(self).update(counts, **arrays)
+        return notes
+
+    def _reset(self) -> None:
+        """Reset the adapter without losing what it has counted."""
+        self._count()
+        self.adapted.reset()
+
+    def _count(self) -> None:
+        self.events.update(self.adapted.events)
+        self.passes.update(self.adapted.passes)
+
+    def result(self) -> Result:
+        """Return what came out."""
+        if not self.sizes:
+            raise InputError("The stream has no batch.", "Check that the data set is not empty.")
+        self._count()
+        return Result(
+            method=self.adapted.info.name,
+            protocol=self.protocol,
+            correct=np.concatenate(self.correct),
+            labels=np.concatenate(self.labels),
+            index=np.concatenate(self.index),
+            sizes=self.sizes,
+            domain_of=self.domain_of,
+            seconds=self.seconds,
+            passes=dict(self.passes),
+            memory=_peak_memory(self.adapted.device),
+            events=dict(self.events),
+        )
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# Runs an adapter over a stream under a stated protocol, and says how wrong it was.
+
+
+@dataclasses.dataclass
+class Checkpoint:
+    """Where an evaluation keeps how far it is, so that one that was killed goes on from there to the same result.
+
+    Args:
+        path: The file; whoever gives one of these removes it.
+        every: Seconds between two versions of it, or more where writing takes more than a twentieth of that.
+        about: What else must be the same when it goes on, as plain JSON values.
+        notes: Returns lines of the caller's own to keep beside it.
+    """
+
+    path: Path
+    every: float = 60.0
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: Callable[[], list[str]] = list
+    kept: list[str] = dataclasses.field(default_factory=list, init=False)
+    """Those lines, as of the version it went on from."""
+
+
+def evaluate(
+    adapted: Adapter,
+    stream: Iterable[Any],
+    protocol: Protocol = "online",
+    *,
+    checkpoint: Checkpoint | Path | str | None = None,
+) -> Result:
+    """Predict a stream and compare with its labels.
+
+    Args:
+        adapted: What :func:`offsupport.adapt` returned. It is reset at the start.
+        stream: Batches ``(x, y)``, or of :func:`offsupport.data.stream`, which also tell row and domain.
+        protocol: ``online`` resets at the start of each domain, ``continual`` never again, ``episodic`` before each
+            batch.
+        checkpoint: A file that is written once a minute, and removed at the end. The same call finds it after a kill
+            and goes on from there, bit for bit; a stream of your own must give the same batches again.
+
+    Raises:
+        CheckpointError: There is such a file, and it is damaged or of another evaluation.
+    """
+    if protocol not in get_args(Protocol):
+        raise ConfigError(f"Unknown protocol {protocol!r}.", nearest(protocol, get_args(Protocol)))
+    if not isinstance(adapted, Adapter):
+        raise ModelError(
+            f"evaluate() takes an adapted model, not {type(adapted).__name__}.", 'Wrap it: adapt(model, "source").'
+        )
+    run = Pass(adapted, protocol)
+    if checkpoint is None:
+        for batch in stream:
+            run.take(batch)
+    elif isinstance(checkpoint, Checkpoint):
+        _keeping(run, stream, checkpoint)
+    else:
+        _keeping(run, stream, Checkpoint(Path(checkpoint)))
+        Path(checkpoint).unlink(missing_ok=True)
+    return run.result()
+
+
+def _keeping(run: Pass, stream: Iterable[Any], checkpoint: Checkpoint) -> None:
+    """Go through a stream from where the checkpoint says, and let it say how far that got."""
+    about = {"data": getattr(stream, "sha256", None), "order": getattr(stream, "order_hash", None), **checkpoint.about}
+    if checkpoint.path.exists():
+        checkpoint.kept = run.load(checkpoint.path, about)
+    start = getattr(stream, "starting_at", lambda number: itertools.islice(stream, number, None))
+    due = time.monotonic() + checkpoint.every
+    for batch in start(run.batches):
+        run.take(batch)
+        stop = HEARD.asked
+        if run.sizes and (stop or time.monotonic() >= due):
+            began = time.monotonic()
+            notes = list(dict.fromkeys([*checkpoint.kept, *checkpoint.notes()]))
+            with contextlib.nullcontext() if stop else contextlib.suppress(OSError):  # a full disk may have room later
+                run.save(checkpoint.path, {**about, "notes": notes})
+            due = time.monotonic() + max(checkpoint.every, 20 * (time.monotonic() - began))
+        if stop:
+            raise Stopped

@@ -1,0 +1,1 @@
+"""What the extrapolator is compared with: the paper's own estimator and three others."""

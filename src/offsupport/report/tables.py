@@ -1,0 +1,195 @@
+"""The tables of a run: what was measured beside what was printed, and the claims with their verdicts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offsupport.report.page import Badge, Bar, Number, Scale, Table, Value
+from offsupport.report.words import evidence_text, interval_text, short_column, unit_text, value_text
+
+VERDICTS = {"holds": Badge("holds", "good"), "does-not-hold": Badge("does not hold", "bad")}
+UNDECIDED = Badge("undecided")
+LOWER_IS_BETTER = ("error", "mse")
+Rows = Sequence[Mapping[str, Any]]
+
+
+def claims_table(claims: Rows) -> Table:
+    """Return the claims with their verdicts and what they rest on, drawn where all have one unit."""
+    evidence = [claim["evidence"] for claim in claims]
+    units = list(dict.fromkeys(found["unit"] for found in evidence))
+    scale = Scale.over(0.0, *(found[end] for found in evidence for end in ("low", "high")))
+    rows: list[list[Value]] = []
+    for i, claim in enumerate(claims):
+        found = claim["evidence"]
+        text = evidence_text(found).removesuffix(f" {found['unit']}")
+        last = _bar(found, scale, zero=scale.at(0.0)) if len(units) == 1 else found["unit"]
+        number = Number(text, found["value"], f"claims-{i}")
+        rows.append([claim["claim"], VERDICTS.get(claim["verdict"], UNDECIDED), number, last])
+    ends = [f"measured, {units[0]}", ""] if len(units) == 1 else ["measured", "quantity"]
+    return Table(["claim", "verdict", *ends], rows, text_columns=4, stacked=True)
+
+
+def headline(rows: Rows, every: Rows) -> Table:
+    """Return measured beside printed; a column that would say the same everywhere, or nothing, goes into the caption.
+
+    Args:
+        rows: The rows to show.
+        every: All rows of the run, which number them.
+    """
+    one = len({row["column"] for row in rows}) == 1
+    printed = any(row["paper"] is not None for row in rows)
+    scale = Scale.over(*(row[end] for row in rows for end in ("low", "high", "paper")))
+    at = {(row["method"], row["column"]): i for i, row in enumerate(every)}
+    names = ["method", *([] if one else ["column"]), "measured", *(["paper"] if printed else [])]
+    body: list[list[Value]] = []
+    for row in rows:
+        where: list[Value] = [] if one else [row["column"]]
+        paper: list[Value] = [value_text(row, "paper")] if printed else []
+        number = _number(row, at[row["method"], row["column"]])
+        mark = None if row["paper"] is None else scale.at(row["paper"])
+        ends: list[Value] = [Number(interval_text(row), row["low"]), _bar(row, scale, mark=mark), f"{row['n']:,}"]
+        body.append([row["method"], *where, number, *paper, *ends])
+    seen = " The diamond is the printed number." if printed else ""
+    caption = f"{rows[0]['column']}: {unit_text(rows[0])}." if one else f"In full: {unit_text(rows[0])}."
+    return Table([*names, "95 % interval", "", "predictions"], body, caption + seen, text_columns=1 if one else 2)
+
+
+def pivot(rows: Rows) -> Table:
+    """Return one row per method and one column per column; the deeper the colour, the better within the column."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    columns = _ordered(list(dict.fromkeys(row["column"] for row in rows)))
+    at = {(row["method"], row["column"]): (i, row) for i, row in enumerate(rows)}
+    shades = _shades(rows) if len(methods) > 1 else {}
+    body: list[list[Value]] = [
+        [m, *(_shaded(*at[m, c], shades.get((m, c), 0.0)) if (m, c) in at else "" for c in columns)] for m in methods
+    ]
+    notes = ["The deeper the colour, the better within its column."] if shades else []
+    notes += ["Small: as printed in the paper."] if any(row["paper"] is not None for row in rows) else []
+    several = len({column.partition("/")[0] for column in columns}) > 1
+    titles = columns if several else list(map(short_column, columns))
+    return Table(["method", *titles], body, " ".join([f"By column: {unit_text(rows[0])}.", *notes]))
+
+
+def _ordered(columns: Sequence[str]) -> list[str]:
+    """Averages first; columns that differ in a number at their end alone by that number; else as they come."""
+    parts = {column: re.fullmatch(r"(.*?)([\d.]+)", column) for column in columns}
+    stems = {column: found.group(1) if found else column for column, found in parts.items()}
+    order = {stem: i for i, stem in enumerate(dict.fromkeys(stems.values()))}
+    at = {column: float(found.group(2)) if found else 0.0 for column, found in parts.items()}
+    return sorted(columns, key=lambda column: (not column.endswith("/avg"), order[stems[column]], at[column]))
+
+
+def _shades(rows: Rows) -> dict[tuple[str, str], float]:
+    """How good a value is among those of its column, from 0 for the worst to 1 for the best."""
+    sign = -1 if rows[0]["metric"] in LOWER_IS_BETTER else 1
+    columns: dict[str, list[tuple[str, float]]] = {}
+    for row in rows:
+        columns.setdefault(row["column"], []).append((row["method"], sign * row["value"]))
+    found: dict[tuple[str, str], float] = {}
+    for column, values in columns.items():
+        low, high = (end(value for _, value in values) for end in (min, max))
+        found |= {(m, column): (value - low) / (high - low) if high > low else 0.0 for m, value in values}
+    return found
+
+
+def _shaded(i: int, row: Mapping[str, Any], shade: float) -> Number:
+    return Number(value_text(row), row["value"], f"rows-{i}", value_text(row, "paper"), shade)
+
+
+def _number(row: Mapping[str, Any], i: int) -> Number:
+    return Number(value_text(row), row["value"], f"rows-{i}")
+
+
+def _bar(found: Mapping[str, Any], scale: Scale, mark: float | None = None, zero: float | None = None) -> Bar:
+    low, value, high = (scale.at(found[end]) for end in ("low", "value", "high"))
+    return Bar(low, value, high, mark, zero)
+
+
+# The numbers of a report for other programs: CSV for spreadsheets, LaTeX for papers. Names in them are only names.
+
+
+FIELDS = ("method", "column", "metric", "unit", "value", "low", "high", "n", "paper", "deviation")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""A field that begins like this is computed by spreadsheets."""
+_LATEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': r"\textquotedbl{}",
+        "`": r"\textasciigrave{}",
+        "'": r"\textquotesingle{}",
+        "[": "{[}",
+        "*": "{*}",
+    }
+)
+"""Quotes too: two in a row would become another sign. A line break takes a bracket or star after it for its own."""
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as CSV with a header; a name that looks like a formula gets an apostrophe in front."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    writer.writerow(FIELDS)
+    for row in rows:
+        writer.writerow([_field(row.get(name)) for name in FIELDS])
+    return buffer.getvalue()
+
+
+def as_latex(tables: Sequence[Table], title: str) -> str:
+    r"""Return the tables as LaTeX to be read by ``\input``."""
+    head = [f"% {' '.join(title.split())}", r"% needs \usepackage{booktabs,textcomp}", ""]
+    return "\n".join([*head, *(_tabular(table) for table in tables)])
+
+
+def latex_text(text: str) -> str:
+    r"""Return text that LaTeX sets as it is, whatever signs it holds.
+
+    Example:
+        >>> print(latex_text("50 % of a_b"))
+        50 \% of a\_b
+    """
+    printable = "".join(sign if sign.isprintable() else " " for sign in text)
+    escaped = " ".join(printable.translate(_LATEX).split())
+    return re.sub("-(?=-)", "-{}", escaped)  # two in a row would become a dash
+
+
+def _tabular(table: Table) -> str:
+    kept = [i for i in range(len(table.columns)) if not any(isinstance(row[i], Bar) for row in table.rows)]
+    layout = "".join("l" if i < table.text_columns else "r" for i in kept)
+    head, *body = ([row[i] for i in kept] for row in (table.columns, *table.rows))
+    lines = [_line(head), r"\midrule", *map(_line, body)]
+    caption = [f"% {latex_text(table.caption)}"] if table.caption else []
+    return "\n".join(
+        [*caption, rf"\begin{{tabular}}{{{layout}}}", r"\toprule", *lines, r"\bottomrule", r"\end{tabular}", ""]
+    )
+
+
+def _line(values: Sequence[Value]) -> str:
+    return " & ".join(_words(value) for value in values) + r" \\"
+
+
+def _words(value: Value) -> str:
+    if isinstance(value, Number):
+        printed = rf" {{\footnotesize({latex_text(value.printed)})}}" if value.printed else ""
+        return _signed(value.text) + printed
+    return latex_text(value.text if isinstance(value, Badge) else str(value))
+
+
+def _signed(text: str) -> str:
+    """Numbers, their minus signs as long as a plus."""
+    return re.sub(r"(?<!\w)-(?=\d)", "$-$", latex_text(text))
+
+
+def _field(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return f"'{value}" if value.lstrip(" ").startswith(_FORMULA) else value

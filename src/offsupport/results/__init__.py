@@ -1,0 +1,1 @@
+"""What came out, with types: rows, claims, intervals, and which images were right."""

@@ -1,0 +1,254 @@
+"""What Tables 3 and 4 share: the arms, the cells they take, and rows and claims about accuracies."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from offsupport import zoo
+from offsupport.bench.cell import Cell
+from offsupport.bench.store import Record
+from offsupport.data import STANDARD
+from offsupport.studies.adaptation import AdaptConfig
+from offsupport.studies.episodes import EpisodeConfig
+from offsupport.studies.errors import Part, difference, estimate, parts_of
+from offsupport.studies.published import brought
+from offsupport.studies.tables import Claim, Options, Row, below
+
+ENOUGH_CLEAN = 0.65
+"""Below this clean accuracy of the probe, the joint model is adapted as well."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a grid is, and what it is computed on.
+
+    Args:
+        about: One line for people.
+        dataset: The corrupted data.
+        models: The source model of each regime: ``probe``, ``joint`` and ``finetune``.
+        hyper: Hyper-parameters of both methods.
+        rates: Step sizes by regime and method where the published one was not the best of ``reproduce tuning-mae``.
+        seeds: Number of seeds; each draws its own images and its own masks.
+        limit: Images per corruption and seed, the same for every arm; None for all.
+        together: Whether one cell takes all corruptions; else each has its own, so that more may run at once.
+        shards: Parts that the images of a corruption are split into, so that still more may run at once.
+        device: Where the cells run.
+    """
+
+    about: str
+    dataset: str
+    models: Mapping[str, str]
+    hyper: Mapping[str, float]
+    seeds: int
+    limit: int | None
+    rates: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    together: bool = False
+    shards: int = 1
+    device: str = "cpu"
+
+
+SCALES = {
+    "smoke": Scale(
+        "six embedded digits per corruption and seed, a tiny autoencoder trained on the spot",
+        "digits-c",
+        {"probe": "digits-mae", "joint": "digits-mae-joint", "finetune": "digits-mae-finetune"},
+        {"steps": 3, "masks": 8},
+        seeds=2,
+        limit=6,
+        together=True,
+    ),
+    "small": Scale(
+        "CIFAR-10-C, 34 random images per corruption for each of three seeds, 10 steps, 32 masks; the zoo's network",
+        "cifar10-c",
+        {
+            "probe": "zoo:cifar10-mae-tiny",
+            "joint": "zoo:cifar10-mae-tiny-joint",
+            "finetune": "zoo:cifar10-mae-tiny-finetune",
+        },
+        {"steps": 10, "masks": 32},
+        seeds=3,
+        limit=34,
+        rates={("probe", "mae-ttt+em"): 1.7e-3},
+    ),
+}
+
+_REGIMES = ("probe", "joint", "finetune")
+PAPER = {
+    "table3": Scale(
+        "ImageNet-C, all images, ViT-L/16, 20 steps, 128 masks, one GPU per worker",
+        "imagenet-c",
+        {regime: f"imagenet-mae-large-{regime}" for regime in _REGIMES},
+        {},
+        seeds=1,
+        limit=None,
+        shards=100,
+        device="cuda",
+    ),
+    "table4": Scale(
+        "ImageNet100-C, all images, three seeds, ViT-L/16, 20 steps, 128 masks, one GPU per worker",
+        "imagenet100-c",
+        {"probe": "imagenet100-mae-large-probe"},
+        {},
+        seeds=3,
+        limit=None,
+        shards=10,
+        device="cuda",
+    ),
+}
+"""The published set-ups; their models are files that the user brings."""
+
+
+def scale_of(table: str, scale: str) -> Scale:
+    """Return a scale of a table; the models of ``paper`` must be where they are looked for."""
+    if scale != "paper":
+        return SCALES[scale]
+    found = PAPER[table]
+    what = "a masked autoencoder ViT-L/16 with its decoder and a classifier ({})"
+    models = {regime: brought(name, what.format(regime)) for regime, name in found.models.items()}
+    return dataclasses.replace(found, models=models)
+
+
+def abouts(table: str) -> dict[str, str]:
+    """Return a line about each scale of a table."""
+    return {name: scale.about for name, scale in {**SCALES, "paper": PAPER[table]}.items()}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One thing that is compared: a source model and what is done to it at test time.
+
+    Args:
+        model: ``probe``, ``joint`` or ``finetune``.
+        em_steps: Entropy steps per iteration; 0 is MAE-TTT, None is no adaptation.
+    """
+
+    model: str
+    em_steps: int | None = None
+
+
+def arm_cells(scale: Scale, arms: Sequence[Arm], options: Options) -> list[Cell]:
+    """Return the cells of these arms: every corruption at severity 5, every seed."""
+    corruptions: list[str | list[str]] = [list(STANDARD)] if scale.together else list(STANDARD)
+    return [
+        dataclasses.replace(config_of(scale, arm, corruption, seed), shard=shard).cell()
+        for seed in range(options.seeds or scale.seeds)
+        for corruption in corruptions
+        for arm in arms
+        for shard in _shards(scale, arm)
+    ]
+
+
+def _shards(scale: Scale, arm: Arm) -> list[str | None]:
+    """Episodes can be split; a prediction without adaptation is quick enough whole."""
+    if scale.shards == 1 or arm.em_steps is None:
+        return [None]
+    return [f"{number}/{scale.shards}" for number in range(scale.shards)]
+
+
+def episode_cells(scale: Scale) -> list[Cell]:
+    """Return the cell of one episode, for the report to show; where a GPU is needed, the report does without."""
+    if scale.device != "cpu":
+        return []
+    shown = config_of(scale, Arm("probe", 1), "gaussian_noise", seed=0)
+    episode = EpisodeConfig(
+        dataset=shown.dataset, method=shown.method, corruption="gaussian_noise", hyper=shown.hyper, model=shown.model
+    )
+    return [episode.cell()]
+
+
+def method_of(arm: Arm) -> str:
+    """Return the method that an arm takes."""
+    return {None: "source", 0: "mae-ttt"}.get(arm.em_steps, "mae-ttt+em")
+
+
+def config_of(
+    scale: Scale, arm: Arm, corruption: str | list[str], seed: int, lr: float | None = None, limit: int | None = None
+) -> AdaptConfig:
+    """Return one cell of an arm; step size and number of images are the scale's unless given."""
+    method, hyper = method_of(arm), {}
+    if arm.em_steps is not None:
+        own = {"lr": lr or scale.rates.get((arm.model, method)), "em_steps": arm.em_steps}
+        hyper = {**scale.hyper, **{name: value for name, value in own.items() if value}}
+    return AdaptConfig(
+        dataset=scale.dataset,
+        method=method,
+        corruption=corruption,
+        hyper=hyper,
+        device=scale.device,
+        model=scale.models[arm.model],
+        seed=seed,
+        limit=limit or scale.limit,
+        batch_size=16,
+    )
+
+
+def adapted_models(scale: Scale) -> list[str]:
+    """Return the regimes that are adapted: the probe, as in the paper, and the joint model where the probe is weak."""
+    name = scale.models["probe"].removeprefix("zoo:")
+    known = scale.models["probe"].startswith("zoo:") and name in zoo.names()
+    weak = known and zoo.card(name)["test"]["accuracy"] < ENOUGH_CLEAN
+    return ["probe", "joint"] if weak else ["probe"]
+
+
+Arms = dict[Arm, dict[str, list[Part]]]
+"""For each arm and corruption the results of all seeds."""
+
+
+def by_arm(records: Sequence[Record]) -> Arms:
+    """Sort results by arm and corruption."""
+    known = [*SCALES.values(), *PAPER.values()]
+    regimes = {model: regime for scale in known for regime, model in scale.models.items()}
+    found: Arms = {}
+    for part in parts_of(records):
+        config = part.record.cell.config
+        name = config["model"].partition("@")[0]
+        regime = regimes[Path(name).stem if name.startswith("file:") else name]
+        steps = {"source": None, "mae-ttt": 0}.get(config["method"], config["hyper"].get("em_steps"))
+        found.setdefault(Arm(regime, steps), {}).setdefault(part.domain.partition("/")[0], []).append(part)
+    return found
+
+
+def whole(columns: Mapping[str, Sequence[Part]]) -> list[Part]:
+    """Return the results on all corruptions."""
+    return [part for parts in columns.values() for part in parts]
+
+
+def accuracy_row(method: str, column: str, parts: Sequence[Part], paper: float | None) -> Row:
+    """Return the accuracy over parts in percent, its interval, and its deviation over seeds."""
+    found = estimate(parts)
+    seeds: dict[int, list[Part]] = {}
+    for part in parts:
+        seeds.setdefault(part.record.cell.config["seed"], []).append(part)
+    each = [100 * (1 - estimate(own).value) for own in seeds.values()]
+    return Row(
+        method=method,
+        column=column,
+        metric="accuracy",
+        unit="percent",
+        value=100 * (1 - found.value),
+        low=100 * (1 - found.high),
+        high=100 * (1 - found.low),
+        n=found.n,
+        paper=paper,
+        deviation=statistics.stdev(each) if len(each) > 1 else None,
+        cells=found.cells,
+    )
+
+
+def compare(arms: Arms, better: Arm, worse: Arm, sentence: str, corruption: str | None = None) -> list[Claim]:
+    """Hold the claim that one arm errs less than another against the images both saw; nothing where one is missing."""
+    if better not in arms or worse not in arms:
+        return []
+    shared = [name for name in arms[better] if name in arms[worse] and corruption in (None, name)]
+    ours, theirs = ([part for name in shared for part in arms[arm][name]] for arm in (better, worse))
+    quantity = f"error({_words(better)}) - error({_words(worse)})"
+    return [below(sentence, difference(ours, theirs), quantity)] if shared else []
+
+
+def _words(arm: Arm) -> str:
+    adapted = {None: "no adaptation", 0: "mae-ttt"}.get(arm.em_steps, f"mae-ttt+em, {arm.em_steps} steps")
+    return f"{arm.model}, {adapted}"
