@@ -29,9 +29,10 @@ from torch import Tensor, nn
 import offsupport
 from offsupport.core.progress import progress
 from offsupport.data import STANDARD, corrupt, load
+from offsupport.diagnosis import ModelDiagnosis
 from offsupport.diagnosis.network import REGIMES
 from offsupport.studies.models import load_model
-from offsupport.theory import ModelDiagnosis, rank_correlation
+from offsupport.theory import rank_correlation
 
 BLOCKS = (8, 16, None)
 SEVERITIES = (1, 3, 5)

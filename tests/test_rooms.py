@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "bench": set(),
     "results": set(),
     "studies": STUDIES | {"bench", "results"},
-    "report": {"results", "studies", "bench"},
+    "report": {"results", "studies", "bench", "theory"},
     "testing": ENGINE | {"engine", "methods"},
     "cli": STUDIES | {"bench", "results", "studies", "report", "testing", "serving"},
 }

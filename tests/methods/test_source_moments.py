@@ -112,7 +112,7 @@ def test_diagonal_statistics_and_the_diagonal_of_full_ones_adapt_alike():
 
 
 def test_features_too_wide_for_a_covariance_are_refused(monkeypatch):
-    monkeypatch.setattr(features, "WIDEST", 31)
+    monkeypatch.setattr("offsupport.engine.adapter.WIDEST", 31)
     with pytest.raises(ModelError, match="32 coordinates") as error:
         stats_of("ttac")
     assert "head=" in error.value.remedy

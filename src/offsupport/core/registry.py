@@ -1,7 +1,9 @@
-"""One kind of registry: names to things, with an error that helps."""
+"""One kind of registry: names to things, with an error that helps, and a door for other people's packages."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -13,13 +15,20 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Maps names to objects of one kind, in the order they were registered.
 
+    An installed package may add to it: an entry point of the registry's group names a module (or something in it) that
+    registers the name when it is imported. That happens when a name is asked for that is not here, or when all are
+    listed, so nobody waits for packages they do not use.
+
     Args:
         kind: What is registered here, for error messages ("method", "corruption").
+        group: The group of entry points that other packages add to; None where they cannot.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, group: str | None = None) -> None:
         self.kind = kind
+        self.group = group
         self._items: dict[str, T] = {}
+        self._outside: dict[str, importlib.metadata.EntryPoint] | None = None
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that stores its argument under ``name``; a name is taken once."""
@@ -34,18 +43,49 @@ class Registry(Generic[T]):
 
     def known(self) -> list[str]:
         """Return every name that gives something, for an error to find the nearest one."""
-        return list(self._items)
+        return list(self)
 
     def __getitem__(self, name: str) -> T:
+        if name not in self._items and name in self._entry_points():
+            self._load(self._entry_points()[name])
         if name not in self._items:
             raise ConfigError(f"Unknown {self.kind} {name!r}.", nearest(name, self.known()))
         return self._items[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._items
+        return name in self._items or name in self._entry_points()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
+        for name, point in self._entry_points().items():
+            if name not in self._items:
+                try:
+                    self._load(point)
+                except ConfigError as error:
+                    # One broken package must not hide what all the others offer.
+                    warnings.warn(str(error), stacklevel=2)
+        return iter(list(self._items))
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(list(iter(self)))
+
+    def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
+        """Return what installed packages offer, by name; read once, nothing of theirs is imported for it."""
+        if self._outside is None:
+            found = importlib.metadata.entry_points(group=self.group) if self.group else ()
+            self._outside = {point.name: point for point in found}
+        return self._outside
+
+    def _load(self, point: importlib.metadata.EntryPoint) -> None:
+        try:
+            point.load()
+        except Exception as error:  # it is another package's code: whatever it raises, say whose fault it is
+            raise ConfigError(
+                f"The {self.kind} {point.name!r} of another package ({point.value}) cannot be loaded "
+                f"({type(error).__name__}: {error}).",
+                "Repair or uninstall that package.",
+            ) from error
+        if point.name not in self._items:
+            raise ConfigError(
+                f"{point.value} does not register the {self.kind} {point.name!r} that its package promises.",
+                "Give the entry point the name that the decorator registers.",
+            )
