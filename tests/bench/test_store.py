@@ -142,3 +142,16 @@ def test_names_of_files_are_hashes(store):
     store.write(Cell("../../x", {"method": "../../etc"}), OUTCOME)
     (path,) = (store.folder / "cells").iterdir()
     assert re.fullmatch(r"[0-9a-f]{64}\.json", path.name)
+
+
+def test_runs_beside_each_other_share_cells_where_a_marker_says_so(tmp_path):
+    one, other, cell = Store(tmp_path / "one"), Store(tmp_path / "other"), square_cell(3)
+    (tmp_path / "cells").mkdir()
+    one.write(cell, OUTCOME)
+    assert isinstance(Store(tmp_path / "other").read(cell.key), Invalid), "without the marker nothing is shared"
+    (tmp_path / "cells" / "SHARED").touch()
+    one, other = Store(tmp_path / "one"), Store(tmp_path / "other")
+    assert isinstance(one.read(cell.key), Invalid), "what is shared is not looked for in the run's own folder"
+    one.write(cell, OUTCOME)
+    assert other.read(cell.key).deterministic == OUTCOME.deterministic
+    assert [path.name for path in (tmp_path / "cells").iterdir() if path.name != "SHARED"] == [f"{cell.key}.json"]

@@ -7,6 +7,7 @@ import json
 import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -40,6 +41,8 @@ def _cpu() -> str:
 
 
 SCHEMA = 1
+SHARED = "SHARED"
+"""The file that makes a folder of results one that the runs beside it share."""
 _HEAD = '{"checksum": "'
 _MIDDLE = '",\n"record": '
 
@@ -72,6 +75,9 @@ class Invalid:
 class Store:
     """Results of a run folder.
 
+    Runs that have cells in common may share them: where a file named SHARED stands in the folder ``cells`` beside the
+    run folder, results are read from there and written there, each once for all the runs beside it.
+
     Args:
         folder: The run folder; made when something is written.
     """
@@ -79,9 +85,16 @@ class Store:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
 
+    @cached_property
+    def cells(self) -> Path:
+        """The folder of the results: the run's own, or the one it shares with the runs beside it."""
+        # A marker rather than a path in grid.json: no file that comes with results can send what is written elsewhere.
+        beside = self.folder.absolute().parent / "cells"
+        return beside if (beside / SHARED).is_file() else self.folder / "cells"
+
     def path(self, key: str) -> Path:
         """Where the result of a cell is."""
-        return self.folder / "cells" / f"{key}.json"
+        return self.cells / f"{key}.json"
 
     def failure_path(self, key: str) -> Path:
         """Where the failure of a cell is."""
