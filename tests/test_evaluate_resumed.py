@@ -9,7 +9,7 @@ import torch
 import offsupport
 from offsupport.core.checkpoints import load_tensors, save_tensors
 from offsupport.core.errors import CheckpointError
-from offsupport.core.interrupts import HEARD, Stopped
+from offsupport.core.interrupts import STOP_REQUEST, Stopped
 from offsupport.data import stream_arrays
 from offsupport.evaluation import Checkpoint, evaluate
 from offsupport.nn import WithProjection, resnet18
@@ -139,12 +139,12 @@ def test_a_stream_starts_anywhere(images):
 
 def test_asked_to_stop_it_finishes_its_batch_and_says_how_far_it_is(images, tmp_path, monkeypatch):
     stream = stream_of(images)
-    monkeypatch.setattr(HEARD, "asked", True)
+    monkeypatch.setattr(STOP_REQUEST, "asked", True)
     for done in (1, 2):
         with pytest.raises(Stopped):
             evaluate(adapted("tent"), stream, checkpoint=tmp_path / "c")
         assert load_tensors(tmp_path / "c")[1]["batches"] == done
-    monkeypatch.setattr(HEARD, "asked", False)
+    monkeypatch.setattr(STOP_REQUEST, "asked", False)
     require_same(evaluate(adapted("tent"), stream, checkpoint=tmp_path / "c"), evaluate(adapted("tent"), stream))
 
 
@@ -214,7 +214,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_but_the_checkpoint(images
     monkeypatch.setattr("offsupport.evaluation.save_tensors", refuse)
     result = evaluate(adapted("tent"), stream_of(images), checkpoint=Checkpoint(tmp_path / "c", every=0.0))
     require_same(result, evaluate(adapted("tent"), stream_of(images)))
-    monkeypatch.setattr(HEARD, "asked", True)
+    monkeypatch.setattr(STOP_REQUEST, "asked", True)
     with pytest.raises(OSError, match="No space"):
         evaluate(adapted("tent"), stream_of(images), checkpoint=tmp_path / "c")
 

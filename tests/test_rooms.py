@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "results": set(),
     "studies": STUDIES | {"bench", "results"},
     "report": {"results", "studies", "bench", "theory"},
-    "testing": ENGINE | {"engine", "methods"},
+    "testing": ENGINE | {"engine", "methods", "data"},
     "cli": STUDIES | {"bench", "results", "studies", "report", "testing", "serving"},
 }
 

@@ -18,6 +18,8 @@ _PUBLIC = {
     "list_methods": "offsupport.methods",
     "load_adapted": "offsupport.methods",
     "load_model": "offsupport.nn.loading",
+    "register_corruption": "offsupport.data.corruptions",
+    "register_dataset": "offsupport.data.catalog",
     "source_stats": "offsupport.methods",
 }
 _ROOMS = ("bench", "data", "functional", "latent", "methods", "nn", "testing", "theory")
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from offsupport import testing as testing
     from offsupport import theory as theory
     from offsupport.core.errors import OffsupportError as OffsupportError
+    from offsupport.data.catalog import register_dataset as register_dataset
+    from offsupport.data.corruptions.registry import register_corruption as register_corruption
     from offsupport.diagnosis.network import diagnose_model as diagnose_model
     from offsupport.engine.registry import adapt as adapt
     from offsupport.engine.registry import list_methods as list_methods

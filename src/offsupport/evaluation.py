@@ -6,8 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,7 +17,8 @@ import torch
 
 from offsupport.core.checkpoints import load_tensors, save_tensors
 from offsupport.core.errors import CheckpointError, ConfigError, FileError, InputError, ModelError, nearest
-from offsupport.core.interrupts import HEARD, Stopped
+from offsupport.core.interrupts import STOP_REQUEST, Stopped
+from offsupport.core.processes import peak_memory
 from offsupport.engine.adapter import Adapter
 from offsupport.functional import wilson
 
@@ -236,8 +235,7 @@ class Pass:
 def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak_memory()
 
 
 # Runs an adapter over a stream under a stated protocol, and says how wrong it was.
@@ -309,7 +307,7 @@ def _keeping(run: Pass, stream: Iterable[Any], checkpoint: Checkpoint) -> None:
     due = time.monotonic() + checkpoint.every
     for batch in start(run.batches):
         run.take(batch)
-        stop = HEARD.asked
+        stop = STOP_REQUEST.asked
         if run.sizes and (stop or time.monotonic() >= due):
             began = time.monotonic()
             notes = list(dict.fromkeys([*checkpoint.kept, *checkpoint.notes()]))

@@ -121,19 +121,19 @@ def test_a_folder_is_held_by_one_at_a_time_and_freed_at_the_end(tmp_path):
     assert other() == "held"
 
 
-def test_who_comes_second_waits_its_turn(tmp_path):
+def test_who_comes_second_waits_for_the_first(tmp_path):
     began, ended = threading.Event(), []
 
     def second():
         began.set()
-        with files.turn(tmp_path / "made.bin"):
+        with files.file_lock(tmp_path / "made.bin"):
             ended.append("second")
 
-    with files.turn(tmp_path / "made.bin"):
+    with files.file_lock(tmp_path / "made.bin"):
         other = threading.Thread(target=second)
         other.start()
         began.wait()
-        with files.turn(tmp_path / "another.bin"):  # nobody is making that one
+        with files.file_lock(tmp_path / "another.bin"):  # nobody is making that one
             time.sleep(0.2)
         ended.append("first")
     other.join(10)

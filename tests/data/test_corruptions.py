@@ -13,12 +13,12 @@ from offsupport.data.corruptions import (
     CORRUPTIONS,
     EXTRA,
     GROUPS,
+    SETS,
     STANDARD,
     corrupt,
     max_severity,
     parameter_set,
 )
-from offsupport.data.corruptions.registry import SETS
 
 names = st.sampled_from(ALL)
 severities = st.integers(1, 5)

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offsupport.data.order import ORDERS, Arrangement, Plan, permutation, plan_mixed, plan_sequence
+from offsupport.data.order import Plan, permutation, plan_mixed, plan_sequence
+from offsupport.data.spec import ORDERS, StreamSpec
 
 LABELS = np.random.default_rng(0).integers(0, 10, 2000)
 
@@ -13,7 +14,9 @@ def rng(seed=0):
 
 
 def how(order="iid", seed=0, limit=None, batch_size=7, concentration=0.1):
-    return Arrangement(order, concentration, seed, limit, batch_size)
+    return StreamSpec(
+        dataset="any", order=order, concentration=concentration, seed=seed, limit=limit, batch_size=batch_size
+    )
 
 
 def alike(labels):

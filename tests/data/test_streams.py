@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,3 +227,20 @@ def test_order_hash_does_not_depend_on_the_process():
     printed = subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=-1, text=True).stdout
     here = stream("digits-c", corruption=["fog", "snow"], order="dirichlet", limit=50, seed=7)
     assert printed.split() == [here.order_hash, here.sha256]
+
+
+def test_streams_that_0_2_0_saved_are_read_and_made_the_same(tmp_path):
+    path = Path(__file__).parent / "stream_0_2.json"
+    saved = Stream.load(path)
+    options = {"severity": [2], "batch_size": 8, "seed": 3, "order": "dirichlet", "concentration": 0.3, "limit": 20}
+    made = stream("digits-c", corruption=["fog", "frost"], block=9, **options)
+    assert same(list(saved), list(made))
+    made.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+def test_a_spec_is_the_stream():
+    made = stream("digits-c", corruption="fog", severity=2, limit=20, batch_size=8)
+    assert same(list(Stream.of(made.spec)), list(made))
+    with pytest.warns(DeprecationWarning, match="called spec"):
+        assert made.recipe is made.spec

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
-import os
-import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +19,15 @@ from typing import NamedTuple, Protocol
 from offsupport.bench.cell import Cell, Place, checkpoint_of, compute, home_of, prepare
 from offsupport.bench.store import Invalid, Store, result_file
 from offsupport.core.errors import ConfigError, OffsupportError, nearest
-from offsupport.core.interrupts import HEARD, Interrupt, Stopped, deaf_children, heed, two_steps
+from offsupport.core.interrupts import (
+    STOP_REQUEST,
+    Interrupt,
+    Stopped,
+    install_handler,
+    interrupts_blocked,
+    send_interrupt,
+    two_steps,
+)
 from offsupport.core.processes import cores, follow_parent, gpus, worker_environment
 from offsupport.core.progress import progress
 
@@ -77,7 +83,7 @@ class Report(NamedTuple):
 
 def work(pipe: Connection, place: Place) -> None:
     """Compute cells until the pipe says None or the parent is gone; Ctrl-C leaves one where it can be taken up."""
-    heed()
+    install_handler()
     follow_parent()
     store = Store(place.folder)
     with contextlib.suppress(EOFError, BrokenPipeError):
@@ -90,7 +96,7 @@ def _worked(task: Task, place: Place, store: Store) -> Report:
     try:
         return Report(cell.key, attempt(task, place, store.keep))
     except Stopped:
-        HEARD.asked = False
+        STOP_REQUEST.asked = False
         return Report(cell.key, None, stopped=True)
 
 
@@ -322,8 +328,7 @@ class _Pool:
         """Pass Ctrl-C on: a terminal sends it to all of them, but whoever sends it to this process alone does not."""
         for pid in [worker.process.pid for worker in self.workers]:
             if pid is not None:
-                with contextlib.suppress(OSError):  # it ended just now
-                    os.kill(pid, signal.SIGINT)
+                send_interrupt(pid)
 
     def _stop(self) -> None:
         for worker in self.workers:
@@ -339,7 +344,7 @@ def _start(place: Place, gpu: str | None) -> _Worker:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=work, args=(there, place), daemon=True)
-    with worker_environment(gpu), deaf_children():
+    with worker_environment(gpu), interrupts_blocked():
         process.start()
     there.close()
     return _Worker(process, here, gpu)

@@ -36,7 +36,11 @@ def versions() -> dict[str, str]:
 def _cpu() -> str:
     """The model name; kernels are chosen by it."""
     info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.is_file() else []
+    names = (
+        [line for line in info.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
+        if info.is_file()
+        else []
+    )
     return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
 
 

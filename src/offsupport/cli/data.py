@@ -17,7 +17,7 @@ app = typer.Typer(help="Make corrupted data sets, check what a folder holds.", n
 
 @app.command()
 def make(
-    name: Annotated[str, typer.Argument(help="digits-c, cifar10-c, cifar100-c, imagenet-c or imagenet100-c.")],
+    name: Annotated[str, typer.Argument(help="A data set of `offsupport list datasets` that ends in -c.")],
     out: Annotated[Path, typer.Option(help="Folder that gets CIFAR-10-C/, ImageNet-C/, ...")],
     data: Annotated[Path | None, typer.Option(help="Folder of the clean data; default $OFFSUPPORT_DATA.")] = None,
     corruptions: Annotated[str, typer.Option(help="Names with commas between, `standard` (15) or `all` (19).")] = (
@@ -33,7 +33,7 @@ def make(
     from offsupport.core.files import require_folder
     from offsupport.core.processes import cores
     from offsupport.data.corruptions import ALL, STANDARD
-    from offsupport.data.making import LAYOUTS
+    from offsupport.data.making import find_layout
     from offsupport.data.making import make as make_data
 
     require_folder(out)
@@ -49,7 +49,7 @@ def make(
         frost_dir=frost_dir,
         skip_bad=skip_bad,
     )
-    folder = LAYOUTS[name].folder(out)
+    folder = find_layout(name).folder(out)
     if as_json:
         emit_json({"folder": str(folder), **manifest})
         return

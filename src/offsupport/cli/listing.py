@@ -53,9 +53,9 @@ def _datasets() -> Rows:
 
 
 def _corruptions() -> Rows:
-    from offsupport.data import GROUPS
+    from offsupport.data import list_corruptions
 
-    return [{"name": name, "group": group} for group, names in GROUPS.items() for name in names]
+    return [{"name": name, "group": group} for name, group in list_corruptions().items()]
 
 
 def _tables() -> Rows:

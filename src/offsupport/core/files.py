@@ -1,16 +1,19 @@
-"""Files that are whole or absent, hashes of them, and one lock per folder."""
+"""Files that are whole or absent, hashes of them, and locks on folders and files; the same on every system."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+
+from filelock import FileLock, Timeout
 
 from offsupport.core.errors import FileError
 
@@ -33,8 +36,9 @@ def atomic(path: Path | str) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        # mkstemp makes files that only their owner may read; results are meant to be shared.
         temporary.chmod(0o644)
-        temporary.replace(path)
+        _replace(temporary, path)
         _sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -92,32 +96,61 @@ def sha256_file(path: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
 
 
+def flush_file(path: Path | str) -> None:
+    """Flush a file that was written and closed to disk."""
+    descriptor = os.open(path, os.O_RDWR)  # Windows flushes only what is open for writing
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def folder_lock(folder: Path | str) -> Iterator[None]:
     """Hold ``folder`` for one process; refuse at once when another one holds it. The lock dies with its process."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FileError(
-                f"Another process is working in {folder}.", "Wait for it to end, or use another folder."
-            ) from None
+    lock = _lock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise FileError(
+            f"Another process is working in {folder}.", "Wait for it to end, or use another folder."
+        ) from None
+    with contextlib.ExitStack() as held:
+        held.callback(lock.release)
         yield
 
 
 @contextlib.contextmanager
-def turn(path: Path | str) -> Iterator[None]:
+def file_lock(path: Path | str) -> Iterator[None]:
     """Wait until no other process is making the file at ``path``, and keep others waiting; a ``.lock`` stays."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _lock(path.with_suffix(".lock")):
         yield
 
 
+def _lock(path: Path) -> FileLock:
+    # The system's own lock on an open file, not the existence of a file: it is gone when its process is, however that
+    # ended. The file itself stays, since removing one that somebody waits for would let two in.
+    return FileLock(path, mode=0o644)
+
+
+def _replace(temporary: Path, path: Path, tries: int = 20) -> None:
+    """Rename over ``path``; on Windows wait a moment for whoever is just reading it, which is no reason to fail."""
+    try:
+        temporary.replace(path)
+    except PermissionError:
+        if sys.platform != "win32" or not tries:
+            raise
+        time.sleep(0.05)
+        _replace(temporary, path, tries - 1)
+
+
 def _sync_folder(folder: Path) -> None:
+    if sys.platform == "win32":
+        return  # folders cannot be opened there, and a rename is on disk when it returns
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
@@ -54,7 +56,7 @@ class Interrupt:
         self._announce(FIRST)
 
 
-class Heard:
+class StopRequest:
     """Whether a worker has been asked to stop, which it does where it can go on from."""
 
     asked = False
@@ -64,14 +66,25 @@ class Heard:
         self.asked = True
 
 
-HEARD = Heard()
+STOP_REQUEST = StopRequest()
 """Of this process; never asked where it is no worker."""
 
 
-def heed() -> None:
-    """Called first in a worker: from here on Ctrl-C is noted, also one that came while it could not be heard."""
-    signal.signal(signal.SIGINT, HEARD.handle)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+def install_handler() -> None:
+    """Called first in a worker: from here on Ctrl-C is noted, also one that came while it was blocked."""
+    signal.signal(signal.SIGINT, STOP_REQUEST.handle)
+    if sys.platform != "win32":  # which has no masks of signals
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def send_interrupt(pid: int) -> None:
+    """Send Ctrl-C to another process; one that has ended just now is no error.
+
+    On Windows this would end the process at once; there a console sends Ctrl-C to all of its processes by itself.
+    """
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -99,8 +112,14 @@ def two_steps(announce: Callable[[str], None]) -> Iterator[Interrupt]:
 
 
 @contextlib.contextmanager
-def deaf_children() -> Iterator[None]:
-    """Processes started inside do not hear Ctrl-C before they say that they will (:func:`heed`)."""
+def interrupts_blocked() -> Iterator[None]:
+    """Processes started inside get no Ctrl-C before they can handle it (:func:`install_handler`).
+
+    A signal mask is inherited and a blocked signal waits, so none is lost while a worker is still importing.
+    """
+    if sys.platform == "win32":
+        yield
+        return
     resource_tracker.ensure_running()  # which unblocks the signal when it starts, as the first process would make it do
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

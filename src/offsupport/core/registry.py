@@ -41,6 +41,10 @@ class Registry(Generic[T]):
 
         return store
 
+    def registered(self) -> dict[str, T]:
+        """Return what has been registered so far, by name; nothing of other packages is imported for it."""
+        return dict(self._items)
+
     def known(self) -> list[str]:
         """Return every name that gives something, for an error to find the nearest one."""
         return list(self)

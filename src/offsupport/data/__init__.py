@@ -10,16 +10,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from offsupport.data.catalog import list_datasets, load
-    from offsupport.data.corruptions import ALL, EXTRA, GROUPS, STANDARD, corrupt
+    from offsupport.data.catalog import list_datasets, load, register_dataset
+    from offsupport.data.corruptions import (
+        ALL,
+        EXTRA,
+        GROUPS,
+        STANDARD,
+        corrupt,
+        list_corruptions,
+        register_corruption,
+    )
     from offsupport.data.dataset import Arrays, Dataset
     from offsupport.data.sheet import contact_sheet
+    from offsupport.data.spec import StreamSpec
     from offsupport.data.streams import Batch, Stream, stream, stream_arrays
 
 _MODULES = {
-    "catalog": ("list_datasets", "load"),
-    "corruptions": ("ALL", "EXTRA", "GROUPS", "STANDARD", "corrupt"),
+    "catalog": ("list_datasets", "load", "register_dataset"),
+    "corruptions": ("ALL", "EXTRA", "GROUPS", "STANDARD", "corrupt", "list_corruptions", "register_corruption"),
     "dataset": ("Arrays", "Dataset"),
+    "spec": ("StreamSpec",),
     "streams": ("Batch", "Stream", "stream", "stream_arrays"),
     "sheet": ("contact_sheet",),
 }
@@ -34,10 +44,14 @@ __all__ = [
     "Batch",
     "Dataset",
     "Stream",
+    "StreamSpec",
     "contact_sheet",
     "corrupt",
+    "list_corruptions",
     "list_datasets",
     "load",
+    "register_corruption",
+    "register_dataset",
     "stream",
     "stream_arrays",
 ]

@@ -1,4 +1,4 @@
-"""What the check of a folder finds."""
+"""Checking what a folder holds: which data sets, what is whole, missing or damaged, and how it looks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offsupport.core.files import read_json
 from offsupport.core.progress import progress
 from offsupport.data.catalog import DIGITS_FOLDER, STORED_SEVERITIES
 from offsupport.data.cifar import CIFAR10, CIFAR100, SEVERITIES, Cifar, Layout, StoredCorruption, open_npy
-from offsupport.data.corruptions import ALL, GROUPS, STANDARD
+from offsupport.data.corruptions import CORRUPTIONS, STANDARD, list_corruptions
 from offsupport.data.dataset import Images
 from offsupport.data.digits import Digits
 from offsupport.data.folders import IMAGENET100, IMAGENET_CLASSES, list_images, sub_folders
@@ -132,7 +132,7 @@ def _check_cifar(folder: Path, layout: Layout) -> Finding:
 
 def find_npy(folder: Path) -> Finding | None:
     """Recognise a folder of ``<corruption>.npy`` files and check each: size, type, labels, and hash if one is known."""
-    stored = [name for name in ALL if (folder / f"{name}.npy").is_file()]
+    stored = [name for name in list_corruptions() if (folder / f"{name}.npy").is_file()]
     if not stored and not (folder.name in _ROWS and (folder / "labels.npy").is_file()):
         return None
     finding = Finding(folder.name if folder.name in _ROWS else "corruptions as .npy", folder)
@@ -199,8 +199,8 @@ def _problem(folder: Path, name: str, rows: int | None, listed: dict[str, Any]) 
 
 def _sample(folder: Path, name: str, severity: int) -> Sample:
     def read(number: int) -> Images:
-        rows = len(open_npy(folder / f"{name}.npy"))
-        stored = StoredCorruption(folder, name, severity, rows=rows, name=folder.name)
+        rows, *size, _channels = open_npy(folder / f"{name}.npy").shape
+        stored = StoredCorruption(folder, name, severity, rows=rows, name=folder.name, image_size=size)
         return np.asarray(stored.images([number % len(stored)])[0])
 
     return read
@@ -214,7 +214,7 @@ _THUMBNAIL = (32, 32)
 
 def find_tree(folder: Path) -> Finding | None:
     """Recognise ``<corruption>/<severity>/<class>/*.JPEG``, also below group folders, and read every image."""
-    places = {name: place for name in ALL if (place := _place(folder, name)) is not None}
+    places = {name: place for name in list_corruptions() if (place := _place(folder, name)) is not None}
     if not places:
         return None
     trees = {
@@ -227,14 +227,14 @@ def find_tree(folder: Path) -> Finding | None:
     kind, expected = _kind(folder, classes)
     finding = Finding(kind, folder)
     listed = read_manifest(folder, finding)
-    for name in [name for name in ALL if name in places or name in STANDARD]:
+    for name in [name for name in list_corruptions() if name in places or name in STANDARD]:
         _check_corruption(finding, name, trees, expected, listed)
     return finding
 
 
 def _place(folder: Path, corruption: str) -> Path | None:
-    group = next(group for group, names in GROUPS.items() if corruption in names)
-    for place in (folder / corruption, folder / group / corruption):
+    # The archives of the release have a folder per group.
+    for place in (folder / corruption, folder / CORRUPTIONS[corruption].group / corruption):
         if place.is_dir() and any(name.isdigit() for name in sub_folders(place)):
             return place
     return None

@@ -265,17 +265,27 @@ class StoredCorruption(Dataset):
         rows: How many rows the whole file must have.
         name: What the data set is called.
         classes: Class names.
+        image_size: Height and width that the images must have.
     """
 
     def __init__(
-        self, folder: Path, corruption: str, severity: int, *, rows: int, name: str, classes: Sequence[str] = ()
+        self,
+        folder: Path,
+        corruption: str,
+        severity: int,
+        *,
+        rows: int,
+        name: str,
+        classes: Sequence[str] = (),
+        image_size: tuple[int, int] = (SIDE, SIDE),
     ) -> None:
         self.path = folder / f"{corruption}.npy"
         labels = open_npy(folder / "labels.npy")
         pixels = open_npy(self.path)
-        if pixels.dtype != np.uint8 or pixels.shape != (rows, SIDE, SIDE, 3):
+        shape = (rows, *image_size, 3)
+        if pixels.dtype != np.uint8 or pixels.shape != shape:
             raise FileError(
-                f"{self.path} holds {pixels.dtype} of shape {pixels.shape}, not uint8 of ({rows}, {SIDE}, {SIDE}, 3).",
+                f"{self.path} holds {pixels.dtype} of shape {pixels.shape}, not uint8 of {shape}.",
                 f"Make it again with `offsupport data make {name}`, or get the official file.",
             )
         if labels.dtype.kind not in "iu" or labels.shape != (rows,):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from offsupport.core.files import canonical_json, sha256_bytes, sha256_file
-from offsupport.data.corruptions import corrupt
+from offsupport.data.corruptions import CORRUPTIONS, corrupt
 from offsupport.data.dataset import Dataset, Images, Rows, Source
 from offsupport.data.pictures import decode_image, encode_jpeg
 
@@ -16,12 +16,12 @@ from offsupport.data.pictures import decode_image, encode_jpeg
 class Corrupted(Dataset):
     """``base`` under one corruption, computed on the fly; row i is always the same pixels, however it is read.
 
-    The hash names the recipe (hash of the base, corruption, severity, seed, block, frost textures), so it costs no
-    more than that of the base.
+    The hash is over how it is made (hash of the base, corruption, severity, seed, block, frost textures), so it costs
+    no more than that of the base.
 
     Args:
         base: The clean data.
-        corruption: One of the nineteen names.
+        corruption: One of :func:`offsupport.data.list_corruptions`.
         severity: 1 to 5; impulse noise to 10.
         seed: Of the corruption's own random draws; ``data make`` with the same seed writes the same pixels.
         block: Corrupt only a square of this side at a random place of each image; None for the whole image.
@@ -69,18 +69,30 @@ class Corrupted(Dataset):
         return images if self.jpeg is None else np.stack([decode_image(encode_jpeg(i, self.jpeg)) for i in images])
 
     def _hash(self) -> str:
-        return sha256_bytes(canonical_json([self.base.sha256, self._recipe(), self._frost()]).encode())
+        return sha256_bytes(canonical_json([self.base.sha256, self._settings(), self._frost()]).encode())
 
-    def _recipe(self) -> dict[str, Any]:
-        recipe = {"corruption": self.corruption, "severity": self.severity, "block": self.block, "seed": self.seed}
-        return recipe if self.jpeg is None else {**recipe, "jpeg": self.jpeg}
+    def _settings(self) -> dict[str, Any]:
+        """Everything but the data that decides about the pixels; the keys are those of stored results."""
+        settings: dict[str, Any] = {
+            "corruption": self.corruption,
+            "severity": self.severity,
+            "block": self.block,
+            "seed": self.seed,
+        }
+        if self.jpeg is not None:
+            settings["jpeg"] = self.jpeg
+        found = CORRUPTIONS[self.corruption]
+        if not found.published:
+            # The constants of published corruptions never change; those of anybody else's may.
+            settings["constants"] = repr(found.arguments(self.image_size[0], self.severity))
+        return settings
 
     def facts(self) -> dict[str, Any]:
-        """What a result must state about this data, the recipe included."""
-        return {**super().facts(), "recipe": {**self._recipe(), "frost": self._frost(), "base": self.base.facts()}}
+        """What a result must state about this data, and how it is made."""
+        return {**super().facts(), "recipe": {**self._settings(), "frost": self._frost(), "base": self.base.facts()}}
 
     def _frost(self) -> str | None:
-        return frost_source(self.frost_dir) if self.corruption == "frost" else None
+        return frost_source(self.frost_dir) if CORRUPTIONS[self.corruption].takes_frost_dir else None
 
 
 def frost_source(frost_dir: Path | str | None) -> str:

@@ -24,11 +24,12 @@ class Digits(Arrays):
     """One split of the embedded digits (about 1,200 to train, 600 to test)."""
 
     source = "files"
+    SPLITS = ("train", "test", "all")
 
     def __init__(self, split: str = "test") -> None:
         pixels, labels, is_test = _load()
-        if split not in ("train", "test", "all"):
-            raise ConfigError(f"digits has no split {split!r}.", nearest(split, ("train", "test", "all")))
+        if split not in self.SPLITS:
+            raise ConfigError(f"digits has no split {split!r}.", nearest(split, self.SPLITS))
         keep = {"train": ~is_test, "test": is_test, "all": np.ones_like(is_test)}[split]
         super().__init__(pixels[keep], labels[keep], CLASSES, "digits")
 

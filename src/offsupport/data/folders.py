@@ -10,7 +10,7 @@ import numpy as np
 
 from offsupport.core.errors import ConfigError, DataMissingError, InputError, nearest
 from offsupport.core.files import canonical_json, sha256_bytes
-from offsupport.data.corruptions import GROUPS
+from offsupport.data.corruptions import CORRUPTIONS
 from offsupport.data.dataset import Dataset, Images, Rows
 from offsupport.data.pictures import read_picture
 
@@ -41,7 +41,6 @@ IMAGENET_CLASSES = 1000
 RESIZE, CROP = 256, 224
 _SPLITS = {"test": "val", "val": "val", "train": "train"}
 _EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
-_PARENT = {name: group for group, names in GROUPS.items() for name in names}
 
 
 class Folder(Dataset):
@@ -167,7 +166,7 @@ def find_imagenet_c(root: Path, corruption: str, severity: int, name: str) -> Pa
     """Return the folder of a corruption and severity, with or without the group folder of the archives, or None."""
     own = "ImageNet100-C" if name == "imagenet100-c" else "ImageNet-C"
     for top in dict.fromkeys((own, "ImageNet-C", "")):
-        for place in (root / top / corruption, root / top / _PARENT[corruption] / corruption):
+        for place in (root / top / corruption, root / top / CORRUPTIONS[corruption].group / corruption):
             if (place / str(severity)).is_dir():
                 return place / str(severity)
     return None

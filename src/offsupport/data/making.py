@@ -1,4 +1,9 @@
-"""What is being made, the units it is cut into, and what a layout has to know about them."""
+"""Making corrupted data sets in their official layouts: parallel, resumable, whole or absent.
+
+A request is cut into units. Workers write finished units to ``.parts``; when all units of a corruption are there, its
+files move to their final place and ``manifest.json`` is written anew. Whatever moment it is killed at, a rerun does
+what is missing and ends with the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +28,18 @@ import scipy
 
 from offsupport import __version__
 from offsupport.core.errors import ConfigError, FileError, OffsupportError, nearest
-from offsupport.core.files import atomic, folder_lock, read_json, sha256_file, write_json, write_text
+from offsupport.core.files import atomic, flush_file, folder_lock, read_json, sha256_file, write_json, write_text
 from offsupport.core.processes import follow_parent, worker_environment
 from offsupport.core.progress import progress
 from offsupport.data import cifar
-from offsupport.data.catalog import DIGITS_FOLDER, Access
+from offsupport.data.catalog import CORRUPTED, DATASETS, DIGITS_FOLDER, Access
 from offsupport.data.cifar import CIFAR10, CIFAR100
 from offsupport.data.corrupted import Corrupted, frost_source
-from offsupport.data.corruptions import ALL, STANDARD, corrupt
+from offsupport.data.corruptions import CORRUPTIONS, STANDARD, corrupt
 from offsupport.data.dataset import Dataset, Images
 from offsupport.data.folders import Folder, list_images, sub_folders
 from offsupport.data.pictures import encode_jpeg
+from offsupport.data.spec import StreamSpec
 
 PARTS = ".parts"
 SEVERITIES = range(1, 6)
@@ -43,7 +49,7 @@ Files = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Job:
+class MakeRequest:
     """What is being made; small enough to send to every worker."""
 
     name: str
@@ -71,7 +77,7 @@ class Unit(NamedTuple):
 def open_clean(name: str, data: Path | None) -> Dataset:
     """Open the clean images that ``name`` is made of; kept for the units that follow."""
     # cifar10-c is made of cifar10: what is missing, if anything, is the clean set.
-    return Access(name.removesuffix("-c"), data).clean
+    return Access(StreamSpec(dataset=name.removesuffix(CORRUPTED)), data).clean
 
 
 class Layout(ABC):
@@ -89,23 +95,23 @@ class Layout(ABC):
         return cifar.find_folder(out.absolute(), self.folder_name)
 
     @abstractmethod
-    def prepare(self, job: Job, manifest: dict[str, Any]) -> None:
+    def prepare(self, request: MakeRequest, manifest: dict[str, Any]) -> None:
         """Write what all corruptions share and remove what a killed run left half-written."""
 
     @abstractmethod
-    def pending(self, job: Job, corruption: str) -> list[Unit]:
+    def pending(self, request: MakeRequest, corruption: str) -> list[Unit]:
         """Return the units that are not done."""
 
     @abstractmethod
-    def size(self, job: Job, unit: Unit) -> int:
+    def size(self, request: MakeRequest, unit: Unit) -> int:
         """Return how many images a unit makes."""
 
     @abstractmethod
-    def run(self, job: Job, unit: Unit) -> None:
+    def run(self, request: MakeRequest, unit: Unit) -> None:
         """Compute a unit (in a worker)."""
 
     @abstractmethod
-    def finish(self, job: Job, corruption: str) -> tuple[Files, list[str]]:
+    def finish(self, request: MakeRequest, corruption: str) -> tuple[Files, list[str]]:
         """Put a finished corruption in its place; return its entries of the manifest and the images left out."""
 
     @abstractmethod
@@ -113,11 +119,11 @@ class Layout(ABC):
         """Return the manifest entries that a finished corruption has."""
 
     @abstractmethod
-    def clear(self, job: Job, corruption: str) -> None:
+    def clear(self, request: MakeRequest, corruption: str) -> None:
         """Remove the units of a finished corruption."""
 
     @abstractmethod
-    def discard(self, job: Job, corruption: str) -> None:
+    def discard(self, request: MakeRequest, corruption: str) -> None:
         """Remove a corruption that turned out damaged."""
 
     @abstractmethod
@@ -148,40 +154,40 @@ _CHUNK = 1000
 class NpyLayout(Layout):
     """``<corruption>.npy`` with the five severities stacked, and ``labels.npy``."""
 
-    def prepare(self, job: Job, manifest: dict[str, Any]) -> None:
+    def prepare(self, request: MakeRequest, manifest: dict[str, Any]) -> None:
         """Write ``labels.npy``: the labels five times over, as 8-bit numbers."""
-        path = job.folder / "labels.npy"
+        path = request.folder / "labels.npy"
         with atomic(path) as file:
-            np.save(file, np.tile(job.clean.labels.astype(np.uint8), len(SEVERITIES)))
+            np.save(file, np.tile(request.clean.labels.astype(np.uint8), len(SEVERITIES)))
         manifest["files"]["labels.npy"] = describe_file(path)
 
-    def pending(self, job: Job, corruption: str) -> list[Unit]:
+    def pending(self, request: MakeRequest, corruption: str) -> list[Unit]:
         """One unit per severity; a part under its final name is whole."""
         units = [Unit(corruption, severity, "") for severity in SEVERITIES]
-        return [unit for unit in units if not _npy_part(job, unit).is_file()]
+        return [unit for unit in units if not _npy_part(request, unit).is_file()]
 
-    def size(self, job: Job, unit: Unit) -> int:
+    def size(self, request: MakeRequest, unit: Unit) -> int:
         """All images at one severity."""
-        return len(job.clean)
+        return len(request.clean)
 
-    def run(self, job: Job, unit: Unit) -> None:
+    def run(self, request: MakeRequest, unit: Unit) -> None:
         """Corrupt the whole split at one severity, piece by piece, into a file of raw pixels."""
-        corrupted = Corrupted(job.clean, unit.corruption, unit.severity, job.seed, frost_dir=job.frost_dir)
-        with atomic(_npy_part(job, unit)) as file:
+        corrupted = Corrupted(request.clean, unit.corruption, unit.severity, request.seed, frost_dir=request.frost_dir)
+        with atomic(_npy_part(request, unit)) as file:
             for start in range(0, len(corrupted), _CHUNK):
                 rows = np.arange(start, min(start + _CHUNK, len(corrupted)))
                 file.write(np.ascontiguousarray(corrupted.images(rows)).data)
 
-    def finish(self, job: Job, corruption: str) -> tuple[Files, list[str]]:
+    def finish(self, request: MakeRequest, corruption: str) -> tuple[Files, list[str]]:
         """Join the five parts to one .npy file."""
-        path = job.folder / f"{corruption}.npy"
-        height, width = job.clean.image_size
-        shape = (len(SEVERITIES) * len(job.clean), height, width, 3)
+        path = request.folder / f"{corruption}.npy"
+        height, width = request.clean.image_size
+        shape = (len(SEVERITIES) * len(request.clean), height, width, 3)
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         with atomic(path) as file:
             np.lib.format.write_array_header_1_0(file, header)
             for severity in SEVERITIES:
-                with _npy_part(job, Unit(corruption, severity, "")).open("rb") as part:
+                with _npy_part(request, Unit(corruption, severity, "")).open("rb") as part:
                     shutil.copyfileobj(part, file, 1 << 20)
         return {path.name: describe_file(path)}, []
 
@@ -189,14 +195,14 @@ class NpyLayout(Layout):
         """The one file."""
         return [f"{corruption}.npy"]
 
-    def clear(self, job: Job, corruption: str) -> None:
+    def clear(self, request: MakeRequest, corruption: str) -> None:
         """Delete the five parts."""
         for severity in SEVERITIES:
-            _npy_part(job, Unit(corruption, severity, "")).unlink(missing_ok=True)
+            _npy_part(request, Unit(corruption, severity, "")).unlink(missing_ok=True)
 
-    def discard(self, job: Job, corruption: str) -> None:
+    def discard(self, request: MakeRequest, corruption: str) -> None:
         """Delete the file."""
-        (job.folder / f"{corruption}.npy").unlink(missing_ok=True)
+        (request.folder / f"{corruption}.npy").unlink(missing_ok=True)
 
     def problems(self, folder: Path, files: Files) -> dict[str, str]:
         """Compare size and hash of each file."""
@@ -204,8 +210,8 @@ class NpyLayout(Layout):
         return {file: problem for file, problem in found.items() if problem}
 
 
-def _npy_part(job: Job, unit: Unit) -> Path:
-    return job.folder / PARTS / f"{unit.corruption}-{unit.severity}.pixels"
+def _npy_part(request: MakeRequest, unit: Unit) -> Path:
+    return request.folder / PARTS / f"{unit.corruption}-{unit.severity}.pixels"
 
 
 # The layout of ImageNet-C: ``<corruption>/<severity>/<class>/*.JPEG`` of quality 85.
@@ -220,62 +226,62 @@ CHECKSUMS = "checksums"
 class TreeLayout(Layout):
     """JPEG files in class folders, one tree per corruption and severity."""
 
-    def prepare(self, job: Job, manifest: dict[str, Any]) -> None:
+    def prepare(self, request: MakeRequest, manifest: dict[str, Any]) -> None:
         """Remove class folders that a killed run left half-written."""
-        for stale in (job.folder / PARTS).glob("*/*.tmp"):
+        for stale in (request.folder / PARTS).glob("*/*.tmp"):
             shutil.rmtree(stale)
 
-    def pending(self, job: Job, corruption: str) -> list[Unit]:
+    def pending(self, request: MakeRequest, corruption: str) -> list[Unit]:
         """One unit per class and severity; a class folder under its final name is whole."""
         units = []
         for severity in SEVERITIES:
-            if not _final(job.folder, corruption, severity).is_dir():
-                units += [Unit(corruption, severity, name) for name in job.clean.classes]
-        return [unit for unit in units if not _tree_part(job, unit).is_dir()]
+            if not _final(request.folder, corruption, severity).is_dir():
+                units += [Unit(corruption, severity, name) for name in request.clean.classes]
+        return [unit for unit in units if not _tree_part(request, unit).is_dir()]
 
-    def size(self, job: Job, unit: Unit) -> int:
+    def size(self, request: MakeRequest, unit: Unit) -> int:
         """The images of the class."""
-        return len(_rows_of(job, unit.part))
+        return len(_rows_of(request, unit.part))
 
-    def run(self, job: Job, unit: Unit) -> None:
+    def run(self, request: MakeRequest, unit: Unit) -> None:
         """Corrupt the images of one class at one severity into a folder of JPEG files."""
-        final = _tree_part(job, unit)
+        final = _tree_part(request, unit)
         half = final.with_name(f"{final.name}.{os.getpid()}.tmp")
         half.mkdir(parents=True)
-        for row in _rows_of(job, unit.part):
-            image = _read(job, row)
+        for row in _rows_of(request, unit.part):
+            image = _read(request, row)
             if image is not None:
                 corrupted = corrupt(
-                    image[None], unit.corruption, unit.severity, job.seed, index=[row], frost_dir=job.frost_dir
+                    image[None], unit.corruption, unit.severity, request.seed, index=[row], frost_dir=request.frost_dir
                 )
-                (half / Path(_target(_folder(job).files[row])).name).write_bytes(encode_jpeg(corrupted[0]))
+                (half / Path(_target(_folder(request).files[row])).name).write_bytes(encode_jpeg(corrupted[0]))
         for file in half.iterdir():
-            _sync(file)
+            flush_file(file)  # after all are written: the first flush carries the others
         half.rename(final)
 
-    def finish(self, job: Job, corruption: str) -> tuple[Files, list[str]]:
+    def finish(self, request: MakeRequest, corruption: str) -> tuple[Files, list[str]]:
         """Move the five trees to their place and list the hashes of their files."""
         files: Files = {}
         for severity in SEVERITIES:
-            final = _final(job.folder, corruption, severity)
+            final = _final(request.folder, corruption, severity)
             if not final.is_dir():
                 final.parent.mkdir(exist_ok=True)
-                _tree_part(job, Unit(corruption, severity, "")).rename(final)
-            sums = job.folder / _sums(corruption, severity)
-            write_text(sums, _checksums(job.folder, final))
+                _tree_part(request, Unit(corruption, severity, "")).rename(final)
+            sums = request.folder / _sums(corruption, severity)
+            write_text(sums, _checksums(request.folder, final))
             files[_sums(corruption, severity)] = describe_file(sums)
-        return files, _skipped(job, _final(job.folder, corruption, 1))
+        return files, _skipped(request, _final(request.folder, corruption, 1))
 
     def listed(self, corruption: str) -> list[str]:
         """The five lists of hashes."""
         return [_sums(corruption, severity) for severity in SEVERITIES]
 
-    def clear(self, job: Job, corruption: str) -> None:
+    def clear(self, request: MakeRequest, corruption: str) -> None:
         """Nothing is left: the units were moved."""
 
-    def discard(self, job: Job, corruption: str) -> None:
+    def discard(self, request: MakeRequest, corruption: str) -> None:
         """Delete the five trees."""
-        shutil.rmtree(job.folder / corruption, ignore_errors=True)
+        shutil.rmtree(request.folder / corruption, ignore_errors=True)
 
     def problems(self, folder: Path, files: Files) -> dict[str, str]:
         """Compare every image with the list that names it, and the lists with the manifest."""
@@ -288,7 +294,7 @@ class TreeLayout(Layout):
 
 def _broken_images(folder: Path, sums: Path) -> dict[str, str]:
     found = {}
-    for line in sums.read_text().splitlines():
+    for line in sums.read_text(encoding="utf-8").splitlines():
         sha256, _, name = line.partition("  ")
         if not (folder / name).is_file():
             found[name] = "is missing"
@@ -302,38 +308,38 @@ def _checksums(folder: Path, tree: Path) -> str:
     return "".join(f"{sha256_file(file)}  {file.relative_to(folder).as_posix()}\n" for file in names)
 
 
-def _read(job: Job, row: int) -> Images | None:
+def _read(request: MakeRequest, row: int) -> Images | None:
     """Return an image; None for one that cannot be read and may be skipped."""
     try:
-        return _folder(job).read(row)
+        return _folder(request).read(row)
     except FileError as error:
-        if job.skip_bad:
+        if request.skip_bad:
             return None
         raise FileError(error.message, "Replace or remove it, or leave such images out with --skip-bad.") from error
 
 
-def _skipped(job: Job, tree: Path) -> list[str]:
+def _skipped(request: MakeRequest, tree: Path) -> list[str]:
     """Return the clean images that have no counterpart in a finished tree."""
-    return [file for file in _folder(job).files if not (tree / _target(file)).is_file()]
+    return [file for file in _folder(request).files if not (tree / _target(file)).is_file()]
 
 
 def _target(file: str) -> str:
     return Path(file).with_suffix(".JPEG").as_posix()
 
 
-def _rows_of(job: Job, name: str) -> list[int]:
-    clean = job.clean
+def _rows_of(request: MakeRequest, name: str) -> list[int]:
+    clean = request.clean
     return [int(row) for row in np.flatnonzero(clean.labels == clean.classes.index(name))]
 
 
-def _folder(job: Job) -> Folder:
-    clean = job.clean
+def _folder(request: MakeRequest) -> Folder:
+    clean = request.clean
     assert isinstance(clean, Folder)  # noqa: S101 - data sets in this layout come from folders
     return clean
 
 
-def _tree_part(job: Job, unit: Unit) -> Path:
-    return job.folder / PARTS / f"{unit.corruption}-{unit.severity}" / unit.part
+def _tree_part(request: MakeRequest, unit: Unit) -> Path:
+    return request.folder / PARTS / f"{unit.corruption}-{unit.severity}" / unit.part
 
 
 def _final(folder: Path, corruption: str, severity: int) -> Path:
@@ -344,19 +350,14 @@ def _sums(corruption: str, severity: int) -> str:
     return f"{CHECKSUMS}/{corruption}-{severity}.sha256"
 
 
-def _sync(path: Path) -> None:
-    """Flush a file to disk; done for a whole folder after it is written, since the first flush carries the others."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-# Worker processes for making data.
+# Worker processes.
 
 
 @contextlib.contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of fresh single-thread processes; on an error or an interrupt, work not yet begun is dropped."""
     with worker_environment():
+        # spawn, not fork: the same on every system, and a fork of a process with threads can hang
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
         try:
@@ -371,11 +372,7 @@ def _begin() -> None:
     follow_parent()
 
 
-# Making corrupted data sets in their official layouts: parallel, resumable, whole or absent.
-#
-# A job is cut into units. Workers write finished units to ``.parts``; when all units of a corruption are there, its
-# files move to their final place and ``manifest.json`` is written anew. Whatever moment it is killed at, a rerun does
-# what is missing and ends with the same bytes.
+# From a request to a manifest.
 
 
 FORMAT = "offsupport-data-1"
@@ -387,6 +384,17 @@ LAYOUTS: dict[str, Layout] = {
     "imagenet-c": TreeLayout("ImageNet-C"),
     "imagenet100-c": TreeLayout("ImageNet100-C"),
 }
+"""The corrupted data sets of the package, with the folders their releases come in."""
+
+
+def find_layout(name: str) -> Layout:
+    """Return the layout of a corrupted data set; one that somebody registered is stored as arrays."""
+    if name in LAYOUTS:
+        return LAYOUTS[name]
+    if name.endswith(CORRUPTED) and name in DATASETS:
+        return NpyLayout(name)
+    others = [other for other in DATASETS if other.endswith(CORRUPTED) and other not in LAYOUTS]
+    raise ConfigError(f"{name!r} cannot be made.", nearest(name, [*LAYOUTS, *others]))
 
 
 def make(
@@ -403,51 +411,62 @@ def make(
     """Write a corrupted data set below ``out`` and return its manifest; what is there already is kept.
 
     Args:
-        name: ``digits-c``, ``cifar10-c``, ``cifar100-c``, ``imagenet-c`` or ``imagenet100-c``.
+        name: ``digits-c``, ``cifar10-c``, ``cifar100-c``, ``imagenet-c``, ``imagenet100-c``, or ``<name>-c`` of a data
+            set that somebody registered.
         data: Where the clean data is; None for ``$OFFSUPPORT_DATA``. ``digits-c`` needs none.
-        out: Gets the official folder (``CIFAR-10-C``, ``ImageNet-C``, ...).
+        out: Gets the official folder (``CIFAR-10-C``, ``ImageNet-C``, ...), or one called after the data set.
         corruptions: Which ones, each at severities 1 to 5.
         workers: How many processes.
         seed: Of the corruptions' random draws.
         frost_dir: Folder of the official frost textures; None synthesises them.
         skip_bad: Leave out images that cannot be read and list them in the manifest, instead of stopping.
     """
-    if name not in LAYOUTS:
-        raise ConfigError(f"{name!r} cannot be made.", nearest(name, LAYOUTS))
+    layout = find_layout(name)
     for corruption in corruptions:
-        if corruption not in ALL:
-            raise ConfigError(f"Unknown corruption {corruption!r}.", nearest(corruption, ALL))
+        _check_severities(corruption)
     if workers < 1:
         raise ConfigError(f"workers is {workers}.", "It must be at least 1.")
-    job = Job(name, _path(data), LAYOUTS[name].folder(Path(out)), seed, _path(frost_dir), skip_bad)
+    request = MakeRequest(name, _path(data), layout.folder(Path(out)), seed, _path(frost_dir), skip_bad)
     open_clean.cache_clear()  # the files may have changed since an earlier call
-    recipe = _recipe(job)
-    with folder_lock(job.folder):
-        manifest = _claim(job, recipe)
-        _work_off(job, [c for c in dict.fromkeys(corruptions) if not _is_done(job, c, manifest)], manifest, workers)
-        shutil.rmtree(job.folder / PARTS, ignore_errors=True)
+    recipe = _recipe(request)
+    with folder_lock(request.folder):
+        manifest = _claim(request, recipe)
+        _work_off(
+            request, [c for c in dict.fromkeys(corruptions) if not _is_done(request, c, manifest)], manifest, workers
+        )
+        shutil.rmtree(request.folder / PARTS, ignore_errors=True)
     return manifest
+
+
+def _check_severities(corruption: str) -> None:
+    """Refuse a corruption without the five severities that the layouts have; of more the first five are made."""
+    fewest = min(map(len, CORRUPTIONS[corruption].rows.values()))
+    if fewest < len(SEVERITIES):
+        raise ConfigError(
+            f"The corruption {corruption!r} has {fewest} severities; data sets are made with {len(SEVERITIES)}.",
+            "Register it with five, or let streams make it on the fly.",
+        )
 
 
 def _path(value: Path | str | None) -> Path | None:
     return None if value is None else Path(value).absolute()
 
 
-def _recipe(job: Job) -> dict[str, Any]:
+def _recipe(request: MakeRequest) -> dict[str, Any]:
     """Return everything that decides about the bytes; images that were left out are listed in the manifest."""
     return {
-        "dataset": job.name,
-        "clean_sha256": job.clean.sha256,
-        "images": len(job.clean),
-        "seed": job.seed,
-        "frost": frost_source(job.frost_dir),
+        "dataset": request.name,
+        "clean_sha256": request.clean.sha256,
+        "images": len(request.clean),
+        "seed": request.seed,
+        "frost": frost_source(request.frost_dir),
         "offsupport": __version__,
     }
 
 
-def _claim(job: Job, recipe: dict[str, Any]) -> dict[str, Any]:
+def _claim(request: MakeRequest, recipe: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest of an earlier run with this recipe, or a new one; a folder of other content is refused."""
-    path, begun = job.folder / MANIFEST, job.folder / PARTS / "recipe.json"
+    path, begun = request.folder / MANIFEST, request.folder / PARTS / "recipe.json"
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "recipe": recipe,
@@ -457,16 +476,16 @@ def _claim(job: Job, recipe: dict[str, Any]) -> dict[str, Any]:
     }
     if path.is_file():
         manifest = read_json(path)
-    elif not begun.is_file() and any(not entry.name.startswith(".") for entry in job.folder.iterdir()):
+    elif not begun.is_file() and any(not entry.name.startswith(".") for entry in request.folder.iterdir()):
         raise FileError(
-            f"{job.folder} holds files that `offsupport data make` did not write.", "Choose another --out folder."
+            f"{request.folder} holds files that `offsupport data make` did not write.", "Choose another --out folder."
         )
     earlier = read_json(begun) if begun.is_file() else manifest.get("recipe")
     if earlier != recipe or manifest.get("recipe") != recipe:
         known = earlier if isinstance(earlier, dict) else {}
         changed = sorted(key for key in recipe.keys() | known.keys() if known.get(key) != recipe.get(key))
         raise FileError(
-            f"{job.folder} was begun with other settings ({', '.join(changed)}).",
+            f"{request.folder} was begun with other settings ({', '.join(changed)}).",
             "Choose another --out folder, or delete this one.",
         )
     write_json(begun, recipe)
@@ -482,41 +501,41 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _is_done(job: Job, corruption: str, manifest: dict[str, Any]) -> bool:
+def _is_done(request: MakeRequest, corruption: str, manifest: dict[str, Any]) -> bool:
     """Whether the manifest lists this corruption and its files are as it says; damaged ones are removed."""
-    layout = LAYOUTS[job.name]
+    layout = find_layout(request.name)
     listed = {file: manifest["files"][file] for file in layout.listed(corruption) if file in manifest["files"]}
     if not listed:
         return False
-    if layout.problems(job.folder, listed):
-        layout.discard(job, corruption)
+    if layout.problems(request.folder, listed):
+        layout.discard(request, corruption)
         return False
     return True
 
 
-def _work_off(job: Job, corruptions: Sequence[str], manifest: dict[str, Any], workers: int) -> None:
-    layout = LAYOUTS[job.name]
-    layout.prepare(job, manifest)
-    pending = {corruption: set(layout.pending(job, corruption)) for corruption in corruptions}
-    total = sum(layout.size(job, unit) for units in pending.values() for unit in units)
-    with progress(f"Making {job.name}", total) as advance:
+def _work_off(request: MakeRequest, corruptions: Sequence[str], manifest: dict[str, Any], workers: int) -> None:
+    layout = find_layout(request.name)
+    layout.prepare(request, manifest)
+    pending = {corruption: set(layout.pending(request, corruption)) for corruption in corruptions}
+    total = sum(layout.size(request, unit) for units in pending.values() for unit in units)
+    with progress(f"Making {request.name}", total) as advance:
         for corruption in [c for c, units in pending.items() if not units]:
-            _finish(job, corruption, manifest)
-        for unit in _compute(job, [unit for units in pending.values() for unit in sorted(units)], workers):
+            _finish(request, corruption, manifest)
+        for unit in _compute(request, [unit for units in pending.values() for unit in sorted(units)], workers):
             pending[unit.corruption].discard(unit)
-            advance(layout.size(job, unit), f"{unit.corruption} {unit.severity}")
+            advance(layout.size(request, unit), f"{unit.corruption} {unit.severity}")
             if not pending[unit.corruption]:
-                _finish(job, unit.corruption, manifest)
-    write_json(job.folder / MANIFEST, manifest)
+                _finish(request, unit.corruption, manifest)
+    write_json(request.folder / MANIFEST, manifest)
 
 
-def _compute(job: Job, units: Sequence[Unit], workers: int) -> Iterator[Unit]:
+def _compute(request: MakeRequest, units: Sequence[Unit], workers: int) -> Iterator[Unit]:
     """Yield the units as the workers finish them."""
     if not units:
         return
     try:
         with worker_pool(workers) as pool:
-            waiting = {pool.submit(LAYOUTS[job.name].run, job, unit): unit for unit in units}
+            waiting = {pool.submit(find_layout(request.name).run, request, unit): unit for unit in units}
             for future in as_completed(waiting):
                 future.result()
                 yield waiting[future]
@@ -527,9 +546,9 @@ def _compute(job: Job, units: Sequence[Unit], workers: int) -> Iterator[Unit]:
         ) from error
 
 
-def _finish(job: Job, corruption: str, manifest: dict[str, Any]) -> None:
-    files, skipped = LAYOUTS[job.name].finish(job, corruption)
+def _finish(request: MakeRequest, corruption: str, manifest: dict[str, Any]) -> None:
+    files, skipped = find_layout(request.name).finish(request, corruption)
     manifest["files"].update(files)
     manifest["skipped"] = sorted({*manifest["skipped"], *skipped})
-    write_json(job.folder / MANIFEST, manifest)
-    LAYOUTS[job.name].clear(job, corruption)
+    write_json(request.folder / MANIFEST, manifest)
+    find_layout(request.name).clear(request, corruption)

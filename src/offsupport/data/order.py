@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from offsupport.core.seeds import derive_seed
 from offsupport.data.dataset import Labels, little_endian
+from offsupport.data.spec import CONCENTRATION, Order, StreamSpec
 
-Order: TypeAlias = Literal["iid", "sorted", "dirichlet"]
-ORDERS: tuple[Order, ...] = ("iid", "sorted", "dirichlet")
 MIXED = "mixed"
 """The domain name of batches that draw from several domains."""
 
@@ -36,47 +35,37 @@ class Plan(NamedTuple):
         return sha.hexdigest()
 
 
-class Arrangement(NamedTuple):
-    """How a plan is drawn."""
-
-    order: Order
-    concentration: float
-    seed: int
-    limit: int | None
-    batch_size: int
-
-
-def plan_sequence(stages: Sequence[tuple[int, str]], labels: Sequence[Labels], how: Arrangement) -> Plan:
+def plan_sequence(stages: Sequence[tuple[int, str]], labels: Sequence[Labels], spec: StreamSpec) -> Plan:
     """Plan one domain after the other; no batch spans two stages.
 
     Args:
         stages: The domains to visit in turn, as (position in ``labels``, name); one may come again.
         labels: The labels of each domain.
-        how: Order, seed, limit and batch size.
+        spec: Order, seed, limit and batch size.
     """
     plans: list[Plan] = []
     visits: dict[str, int] = {}
     for domain, name in stages:
-        chosen = _subset(len(labels[domain]), how)
+        chosen = _subset(len(labels[domain]), spec)
         visits[name] = visits.get(name, -1) + 1
-        rng = np.random.default_rng(derive_seed("order", how.seed, name, visits[name]))
-        rows = chosen[permutation(labels[domain][chosen], how.order, rng, how.concentration)]
-        plans.append(Plan(np.full(len(rows), domain, dtype=np.int64), rows, _bounds(len(rows), how.batch_size)))
+        rng = np.random.default_rng(derive_seed("order", spec.seed, name, visits[name]))
+        rows = chosen[permutation(labels[domain][chosen], spec.order, rng, spec.concentration)]
+        plans.append(Plan(np.full(len(rows), domain, dtype=np.int64), rows, _bounds(len(rows), spec.batch_size)))
     return _concatenate(plans)
 
 
-def plan_mixed(labels: Sequence[Labels], how: Arrangement) -> Plan:
+def plan_mixed(labels: Sequence[Labels], spec: StreamSpec) -> Plan:
     """Plan all domains shuffled together, each with its own ``limit``; batches hold images of several domains."""
-    chosen = [_subset(len(of_domain), how) for of_domain in labels]
+    chosen = [_subset(len(of_domain), spec) for of_domain in labels]
     rows = np.concatenate(chosen)
     domain = np.repeat(np.arange(len(labels), dtype=np.int64), [len(part) for part in chosen])
     pooled = np.concatenate([of_domain[part] for of_domain, part in zip(labels, chosen, strict=True)])
-    rng = np.random.default_rng(derive_seed("order", how.seed, MIXED, 0))
-    turn = permutation(pooled, how.order, rng, how.concentration)
-    return Plan(domain[turn], rows[turn], _bounds(len(rows), how.batch_size))
+    rng = np.random.default_rng(derive_seed("order", spec.seed, MIXED, 0))
+    shuffled = permutation(pooled, spec.order, rng, spec.concentration)
+    return Plan(domain[shuffled], rows[shuffled], _bounds(len(rows), spec.batch_size))
 
 
-def permutation(labels: Labels, order: Order, rng: np.random.Generator, concentration: float) -> Integers:
+def permutation(labels: Labels, order: Order, rng: np.random.Generator, concentration: float | None = None) -> Integers:
     """Return a permutation of ``range(len(labels))``.
 
     Args:
@@ -91,7 +80,7 @@ def permutation(labels: Labels, order: Order, rng: np.random.Generator, concentr
         return shuffled
     if order == "sorted":
         return shuffled[np.argsort(labels[shuffled], kind="stable")]
-    return _dirichlet(labels, shuffled, rng, concentration)
+    return _dirichlet(labels, shuffled, rng, CONCENTRATION if concentration is None else concentration)
 
 
 def _dirichlet(labels: Labels, shuffled: Integers, rng: np.random.Generator, concentration: float) -> Integers:
@@ -110,12 +99,12 @@ def _dirichlet(labels: Labels, shuffled: Integers, rng: np.random.Generator, con
     return np.concatenate([rng.permutation(np.concatenate(slot)) for slot in slots]).astype(np.int64)
 
 
-def _subset(n: int, how: Arrangement) -> Integers:
+def _subset(n: int, spec: StreamSpec) -> Integers:
     """Rows that ``limit`` keeps: the same for every domain of this length, so that comparisons are paired."""
-    if how.limit is None or how.limit >= n:
+    if spec.limit is None or spec.limit >= n:
         return np.arange(n, dtype=np.int64)
-    rng = np.random.default_rng(derive_seed("limit", how.seed))
-    return np.sort(rng.permutation(n)[: how.limit]).astype(np.int64)
+    rng = np.random.default_rng(derive_seed("limit", spec.seed))
+    return np.sort(rng.permutation(n)[: spec.limit]).astype(np.int64)
 
 
 def _bounds(n: int, batch_size: int) -> Integers:

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from offsupport.core.errors import InputError
-from offsupport.data.corruptions.registry import ALL, corrupt, max_severity
+from offsupport.data.corruptions import ALL, corrupt, max_severity
 from offsupport.data.dataset import Images
 
 GAP = 4

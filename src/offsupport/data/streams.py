@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from offsupport.core.errors import ConfigError, DataMissingError, FileError, nearest
+from offsupport.core.errors import DataMissingError, FileError
 from offsupport.core.files import canonical_json, read_json, sha256_bytes, write_text
-from offsupport.data.catalog import Access, SourceChoice
+from offsupport.data.catalog import Access
 from offsupport.data.corrupted import Corrupted
 from offsupport.data.dataset import Arrays, Dataset
-from offsupport.data.order import MIXED, ORDERS, Arrangement, Order, Plan, plan_mixed, plan_sequence
+from offsupport.data.order import MIXED, Plan, plan_mixed, plan_sequence
+from offsupport.data.spec import ARRAYS, CONCENTRATION, SEVERITY, Order, Schedule, SourceChoice, Stage, StreamSpec
 
-# The options of a stream, and how its data is opened again from them.
-
-
-Schedule: TypeAlias = Literal["sequence", "mixed", "ramp"]
-SCHEDULES: tuple[Schedule, ...] = ("sequence", "mixed", "ramp")
-CLEAN = "clean"
-ARRAYS = "arrays"
-"""The data set name of a user's own pair of arrays."""
-
-
-class Stage(NamedTuple):
-    """What a domain is."""
-
-    name: str
-    corruption: str | None
-    severity: int
-    """0 for clean data."""
+FORMAT = "offsupport-stream-1"
+_READ_AHEAD_PIXELS = 1 << 18
+"""Small batches are read together up to this many pixels: 256 images of 32x32, one batch at a time of 224x224."""
 
 
 class Domain(NamedTuple):
@@ -49,93 +37,6 @@ class Domain(NamedTuple):
     def name(self) -> str:
         """Corruption and severity (``fog/5``), or ``clean``."""
         return self.stage.name
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Every option a stream was made with; with the data it fixes every pixel."""
-
-    dataset: str
-    split: str = "test"
-    corruptions: tuple[str, ...] = ()
-    severities: tuple[int, ...] = ()
-    block: int | None = None
-    corruption_seed: int | None = None
-    wanted_source: SourceChoice = "auto"
-    size: int | None = None
-    order: Order = "iid"
-    schedule: Schedule = "sequence"
-    concentration: float | None = None
-    seed: int = 0
-    limit: int | None = None
-    batch_size: int = 128
-
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> Recipe:
-        """Return the recipe that ``dataclasses.asdict`` wrote."""
-        lists = {name: tuple(values[name]) for name in ("corruptions", "severities")}
-        return Recipe(**{**values, **lists})
-
-    def open(
-        self,
-        stages: Sequence[Stage],
-        root: Path | str | None = None,
-        arrays: Dataset | None = None,
-        frost_dir: Path | str | None = None,
-    ) -> list[Domain]:
-        """Open the data of every domain.
-
-        Args:
-            stages: The domains.
-            root: Where the data is.
-            arrays: The data of a recipe whose data set is ``arrays``.
-            frost_dir: Folder of the official frost textures.
-        """
-        if self.dataset == ARRAYS:
-            opened = [self._from_arrays(arrays, stage, frost_dir) for stage in stages]
-        else:
-            access = Access(
-                self.dataset,
-                root,
-                self.split,
-                self.block,
-                self.corruption_seed,
-                self.wanted_source,
-                self.size,
-                frost_dir,
-            )
-            opened = [
-                access.clean if stage.corruption is None else access.corrupted(stage.corruption, stage.severity)
-                for stage in stages
-            ]
-        return [Domain(stage, dataset) for stage, dataset in zip(stages, opened, strict=True)]
-
-    def _from_arrays(self, arrays: Dataset | None, stage: Stage, frost_dir: Path | str | None) -> Dataset:
-        if arrays is None:
-            raise DataMissingError(
-                "This stream was made from arrays, which are not in its file.",
-                "Give them: Stream.load(path, arrays=offsupport.data.Arrays(images, labels)).",
-            )
-        if stage.corruption is None:
-            return arrays
-        seed = self.corruption_seed or 0
-        return Corrupted(arrays, stage.corruption, stage.severity, seed, block=self.block, frost_dir=frost_dir)
-
-    def stages(self) -> list[Stage]:
-        """Return the domains in the order of their visits; a ramp comes back to some."""
-        if not self.corruptions:
-            return [Stage(CLEAN, None, 0)]
-        severities = list(self.severities)
-        if self.schedule == "ramp":
-            if len(severities) != 1:
-                raise ConfigError(f"A ramp has one peak, got severities {severities}.", "Give its highest severity.")
-            severities = [*range(1, severities[0]), *range(severities[0], 0, -1)]
-        return [Stage(f"{c}/{s}", c, s) for c in self.corruptions for s in severities]
-
-
-FORMAT = "offsupport-stream-1"
-_READ_AHEAD_PIXELS = 1 << 18
-"""Small batches are read together up to this many pixels: 256 images of 32x32, one batch at a time of 224x224."""
 
 
 class Batch(NamedTuple):
@@ -159,13 +60,47 @@ class Stream:
     Args:
         domains: The data, one entry per domain.
         plan: Which rows of which domain make up each batch.
-        recipe: The options it was made with.
+        spec: The options it was made with.
     """
 
-    def __init__(self, domains: Sequence[Domain], plan: Plan, recipe: Recipe) -> None:
+    def __init__(self, domains: Sequence[Domain], plan: Plan, spec: StreamSpec) -> None:
         self.domains = tuple(domains)
         self.plan = plan
-        self.recipe = recipe
+        self.spec = spec
+
+    @staticmethod
+    def of(
+        spec: StreamSpec,
+        root: Path | str | None = None,
+        *,
+        arrays: Dataset | None = None,
+        frost_dir: Path | str | None = None,
+    ) -> Stream:
+        """Return the stream that ``spec`` describes.
+
+        Args:
+            spec: Its options.
+            root: Where the data is; None for ``$OFFSUPPORT_DATA``.
+            arrays: The data, where the data set is ``arrays``.
+            frost_dir: Folder of the official frost textures, for generated frost.
+        """
+        spec.check()
+        stages = spec.stages()
+        # A ramp visits a domain twice; its data is opened once.
+        distinct = list(dict.fromkeys(stages))
+        domains = _open(spec, distinct, root, arrays, frost_dir)
+        labels = [domain.dataset.labels for domain in domains]
+        if spec.schedule == "mixed":
+            plan = plan_mixed(labels, spec)
+        else:
+            plan = plan_sequence([(distinct.index(stage), stage.name) for stage in stages], labels, spec)
+        return Stream(domains, plan, spec)
+
+    @property
+    def recipe(self) -> StreamSpec:
+        """The old name of :attr:`spec`."""
+        warnings.warn("Stream.recipe is called spec. The old name goes with version 0.4.", DeprecationWarning, 2)
+        return self.spec
 
     def __len__(self) -> int:
         return len(self.plan.bounds) - 1
@@ -173,7 +108,7 @@ class Stream:
     @property
     def batch_size(self) -> int:
         """The size of every batch but the last of a domain, which holds what is left."""
-        return self.recipe.batch_size
+        return self.spec.batch_size
 
     @property
     def num_images(self) -> int:
@@ -228,23 +163,23 @@ class Stream:
         return x, y
 
     def _domain_name(self, image: int) -> str:
-        return MIXED if self.recipe.schedule == MIXED else self.domains[self.plan.domain[image]].name
+        return MIXED if self.spec.schedule == MIXED else self.domains[self.plan.domain[image]].name
 
     def shard(self, number: int, of: int) -> Stream:
         """Return every ``of``-th image from image ``number`` on; batches keep those of their images that are in it."""
         kept = np.arange(self.num_images) % of == number
         before = np.concatenate([[0], np.cumsum(kept)])
         plan = Plan(self.plan.domain[kept], self.plan.rows[kept], np.unique(before[self.plan.bounds]))
-        return Stream(self.domains, plan, self.recipe)
+        return Stream(self.domains, plan, self.spec)
 
     def describe(self) -> dict[str, Any]:
         """Everything a result must state about its data, as plain JSON values."""
         counts = np.bincount(self.plan.domain, minlength=len(self.domains)).tolist()
         sources = {domain.dataset.source for domain in self.domains}
         return {
-            **dataclasses.asdict(self.recipe),
-            "corruptions": list(self.recipe.corruptions),
-            "severities": list(self.recipe.severities),
+            **dataclasses.asdict(self.spec),
+            "corruptions": list(self.spec.corruptions),
+            "severities": list(self.spec.severities),
             "source": sources.pop() if len(sources) == 1 else "+".join(sorted(sources)),
             "sha256": self.sha256,
             "order_hash": self.order_hash,
@@ -257,10 +192,10 @@ class Stream:
         }
 
     def save(self, path: Path | str) -> None:
-        """Write the stream as JSON: its recipe, its order in full, and the hashes of both data and order."""
+        """Write the stream as JSON: its options, its order in full, and the hashes of both data and order."""
         saved = {
             "format": FORMAT,
-            "recipe": dataclasses.asdict(self.recipe),
+            "recipe": dataclasses.asdict(self.spec),
             "stages": [list(domain.stage) for domain in self.domains],
             "plan": {name: part.tolist() for name, part in self.plan._asdict().items()},
             "sha256": self.sha256,
@@ -286,19 +221,19 @@ class Stream:
         """
         saved = read_json(path)
         try:
-            recipe = Recipe.from_json(saved["recipe"])
-            domains = recipe.open([Stage(*stage) for stage in saved["stages"]], root, arrays, frost_dir)
+            spec = StreamSpec.from_json(saved["recipe"])
+            domains = _open(spec, [Stage(*stage) for stage in saved["stages"]], root, arrays, frost_dir)
             plan = Plan(*(np.asarray(saved["plan"][part], dtype=np.int64) for part in Plan._fields))
             intact = saved["format"] == FORMAT and plan.hash([d.name for d in domains]) == saved["order_hash"]
             data_hash = saved["sha256"]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileError(f"{path} is not a saved stream ({error}).", "Save it again with Stream.save.") from error
-        stream = Stream(domains, plan, recipe)
+        stream = Stream(domains, plan, spec)
         if not intact or not _fits(plan, [len(domain.dataset) for domain in domains]):
             raise FileError(f"{path} is damaged: its order does not match its hash.", "Save the stream again.")
         if stream.sha256 != data_hash:
             raise FileError(
-                f"The data of {recipe.dataset} differs from what {path} was saved with.",
+                f"The data of {spec.dataset} differs from what {path} was saved with.",
                 "Point root to the same data, or make a new stream.",
             )
         return stream
@@ -316,10 +251,33 @@ def _fits(plan: Plan, sizes: Sequence[int]) -> bool:
     return rows_exist and whole
 
 
+def _open(
+    spec: StreamSpec,
+    stages: Sequence[Stage],
+    root: Path | str | None,
+    arrays: Dataset | None,
+    frost_dir: Path | str | None,
+) -> list[Domain]:
+    """Open the data of every domain; the clean data behind several corruptions is opened once."""
+    if spec.dataset == ARRAYS:
+        return [Domain(stage, _corrupted_arrays(spec, arrays, stage, frost_dir)) for stage in stages]
+    access = Access(spec, root, frost_dir)
+    return [Domain(stage, access.open(stage.corruption, stage.severity)) for stage in stages]
+
+
+def _corrupted_arrays(spec: StreamSpec, arrays: Dataset | None, stage: Stage, frost_dir: Path | str | None) -> Dataset:
+    if arrays is None:
+        raise DataMissingError(
+            "This stream was made from arrays, which are not in its file.",
+            "Give them: Stream.load(path, arrays=offsupport.data.Arrays(images, labels)).",
+        )
+    if stage.corruption is None:
+        return arrays
+    seed = spec.corruption_seed or 0
+    return Corrupted(arrays, stage.corruption, stage.severity, seed, block=spec.block, frost_dir=frost_dir)
+
+
 # The two ways to make a stream: from a data set by name, and from a pair of arrays.
-
-
-DEFAULT_CONCENTRATION = 0.1
 
 
 def stream(
@@ -327,18 +285,18 @@ def stream(
     root: Path | str | None = None,
     *,
     corruption: str | Sequence[str] | None = None,
-    severity: int | Sequence[int] = 5,
-    batch_size: int = 128,
-    seed: int = 0,
-    order: Order = "iid",
-    schedule: Schedule = "sequence",
-    concentration: float = DEFAULT_CONCENTRATION,
-    limit: int | None = None,
-    block: int | None = None,
-    split: str = "test",
-    source: SourceChoice = "auto",
-    corruption_seed: int | None = None,
-    size: int | None = None,
+    severity: int | Sequence[int] = SEVERITY,
+    batch_size: int = StreamSpec.batch_size,
+    seed: int = StreamSpec.seed,
+    order: Order = StreamSpec.order,
+    schedule: Schedule = StreamSpec.schedule,
+    concentration: float = CONCENTRATION,
+    limit: int | None = StreamSpec.limit,
+    block: int | None = StreamSpec.block,
+    split: str = StreamSpec.split,
+    source: SourceChoice = StreamSpec.wanted_source,
+    corruption_seed: int | None = StreamSpec.corruption_seed,
+    size: int | None = StreamSpec.size,
     frost_dir: Path | str | None = None,
 ) -> Stream:
     """Return a data set as a stream of batches in a seeded order.
@@ -368,23 +326,23 @@ def stream(
         >>> len(batches), batches.num_images
         (4, 100)
     """
-    recipe = Recipe(
-        dataset=name,
+    spec = StreamSpec.asked(
+        name,
+        corruption,
+        severity,
         split=split,
-        corruptions=_names(corruption),
-        severities=_severities(corruption, severity),
         block=block,
         corruption_seed=corruption_seed,
         wanted_source=source,
         size=size,
         order=order,
         schedule=schedule,
-        concentration=concentration if order == "dirichlet" else None,
+        concentration=concentration,
         seed=seed,
         limit=limit,
         batch_size=batch_size,
     )
-    return _compose(recipe, root, None, frost_dir)
+    return Stream.of(spec, root, frost_dir=frost_dir)
 
 
 def stream_arrays(
@@ -393,14 +351,14 @@ def stream_arrays(
     *,
     classes: Sequence[str] = (),
     corruption: str | Sequence[str] | None = None,
-    severity: int | Sequence[int] = 5,
-    batch_size: int = 128,
-    seed: int = 0,
-    order: Order = "iid",
-    schedule: Schedule = "sequence",
-    concentration: float = DEFAULT_CONCENTRATION,
-    limit: int | None = None,
-    block: int | None = None,
+    severity: int | Sequence[int] = SEVERITY,
+    batch_size: int = StreamSpec.batch_size,
+    seed: int = StreamSpec.seed,
+    order: Order = StreamSpec.order,
+    schedule: Schedule = StreamSpec.schedule,
+    concentration: float = CONCENTRATION,
+    limit: int | None = StreamSpec.limit,
+    block: int | None = StreamSpec.block,
     corruption_seed: int = 0,
     frost_dir: Path | str | None = None,
 ) -> Stream:
@@ -422,65 +380,19 @@ def stream_arrays(
         corruption_seed: Of the corruptions' random draws.
         frost_dir: As in :func:`stream`.
     """
-    recipe = Recipe(
-        dataset=ARRAYS,
+    spec = StreamSpec.asked(
+        ARRAYS,
+        corruption,
+        severity,
         split="all",
-        corruptions=_names(corruption),
-        severities=_severities(corruption, severity),
         block=block,
         corruption_seed=corruption_seed,
         wanted_source="generated",
         order=order,
         schedule=schedule,
-        concentration=concentration if order == "dirichlet" else None,
+        concentration=concentration,
         seed=seed,
         limit=limit,
         batch_size=batch_size,
     )
-    return _compose(recipe, None, Arrays(images, labels, classes), frost_dir)
-
-
-def _compose(recipe: Recipe, root: Path | str | None, arrays: Dataset | None, frost_dir: Path | str | None) -> Stream:
-    _check(recipe)
-    stages = recipe.stages()
-    distinct = list(dict.fromkeys(stages))
-    domains = recipe.open(distinct, root, arrays, frost_dir)
-    how = Arrangement(recipe.order, recipe.concentration or 0.0, recipe.seed, recipe.limit, recipe.batch_size)
-    labels = [domain.dataset.labels for domain in domains]
-    if recipe.schedule == "mixed":
-        plan = plan_mixed(labels, how)
-    else:
-        plan = plan_sequence([(distinct.index(stage), stage.name) for stage in stages], labels, how)
-    return Stream(domains, plan, recipe)
-
-
-def _check(recipe: Recipe) -> None:
-    for kind, value, known in (("order", recipe.order, ORDERS), ("schedule", recipe.schedule, SCHEDULES)):
-        if value not in known:
-            raise ConfigError(f"Unknown {kind} {value!r}.", nearest(value, known))
-    for kind, number in (("batch_size", recipe.batch_size), ("limit", recipe.limit), ("block", recipe.block)):
-        if number is not None and number < 1:
-            raise ConfigError(f"{kind} is {number}.", "It must be at least 1.")
-    if recipe.concentration is not None and not recipe.concentration > 0:
-        raise ConfigError(f"concentration is {recipe.concentration}.", "It must be above 0.")
-    if not recipe.corruptions and (recipe.block is not None or recipe.schedule != "sequence"):
-        asked = "block" if recipe.block is not None else f"schedule={recipe.schedule!r}"
-        raise ConfigError(f"{asked} needs a corruption.", "Add corruption=..., one name or several.")
-
-
-def _names(corruption: str | Sequence[str] | None) -> tuple[str, ...]:
-    if corruption is None:
-        return ()
-    names = (corruption,) if isinstance(corruption, str) else tuple(corruption)
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"The corruptions are {list(names)}.", "Name at least one, and each once.")
-    return names
-
-
-def _severities(corruption: str | Sequence[str] | None, severity: int | Sequence[int]) -> tuple[int, ...]:
-    if corruption is None:
-        return ()
-    levels = (severity,) if isinstance(severity, int) else tuple(severity)
-    if not levels or len(set(levels)) < len(levels):
-        raise ConfigError(f"The severities are {list(levels)}.", "Give at least one, and each once.")
-    return levels
+    return Stream.of(spec, arrays=Arrays(images, labels, classes), frost_dir=frost_dir)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from offsupport import zoo
 from offsupport.bench.cell import imported
 from offsupport.core.errors import ConfigError, DataMissingError, FileError, ModelError, nearest
-from offsupport.core.files import sha256_file, turn
+from offsupport.core.files import file_lock, sha256_file
 from offsupport.core.progress import progress
 from offsupport.core.registry import Registry
 
@@ -100,7 +100,7 @@ def _kept(source: BuiltIn, path: Path) -> nn.Module:
     """Load the weights in ``path``; the first to come trains them while the others wait."""
     from offsupport.core.checkpoints import load_tensors, save_tensors
 
-    with turn(path):
+    with file_lock(path):
         with contextlib.suppress(FileError, RuntimeError):  # absent, damaged or of another network: train
             weights, _ = load_tensors(path)
             network = source.network()

@@ -1,4 +1,4 @@
-"""The contract of a method as checks that any method can be put through, also one registered outside this package."""
+"""The contracts of methods, corruptions and data sets as checks, also for those registered outside this package."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ from typing import Any
 from offsupport.core.errors import ModelError
 from offsupport.testing import promises
 from offsupport.testing.case import Case, promise
+from offsupport.testing.data import check_corruption, check_dataset
 from offsupport.testing.networks import NETWORKS, Factory, toy_images, train
 from offsupport.testing.promises import check_hyper_parameters, check_memory
 
-__all__ = ["CHECKS", "NETWORKS", "Case", "check_memory", "check_method", "contract", "refusal", "toy_images", "train"]
+__all__ = [
+    "CHECKS",
+    "NETWORKS",
+    "Case",
+    "check_corruption",
+    "check_dataset",
+    "check_memory",
+    "check_method",
+    "contract",
+    "refusal",
+    "toy_images",
+    "train",
+]
 
 CHECKS: dict[str, Callable[[Case], None]] = {
     name.removeprefix("check_"): check

@@ -515,7 +515,7 @@ def _tensor_bytes() -> int:
 
 def _resident_bytes() -> int:
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * PAGE
     except OSError:
         return 0  # Only Linux tells; the count of tensors stands elsewhere.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from offsupport.data.corruptions.filters import correlate, gaussian, gaussian_kernel, truncate
-from offsupport.data.corruptions.registry import Images, corruption
+from offsupport.data.corruptions.registry import Images, published
 from offsupport.data.corruptions.seeding import Streams
 
 # Motion blur along a direction per image, as ImageMagick computes it.
@@ -37,9 +37,9 @@ def motion(images: Images, angle: NDArray[np.float64], radius: float, sigma: flo
     """
     weights = motion_weights(radius, sigma)
     steps = np.arange(len(weights))
-    turn = np.deg2rad(angle)[:, None]
-    across = np.ceil(steps * np.cos(turn) - 0.5).astype(np.int64)  # (N, steps)
-    down = np.ceil(steps * np.sin(turn) - 0.5).astype(np.int64)
+    radians = np.deg2rad(angle)[:, None]
+    across = np.ceil(steps * np.cos(radians) - 0.5).astype(np.int64)  # (N, steps)
+    down = np.ceil(steps * np.sin(radians) - 0.5).astype(np.int64)
     side, reach = images.shape[1], len(weights)
     planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     padded = np.pad(planes, [(0, 0), (0, 0), (reach, reach), (reach, reach)], mode="edge")
@@ -98,7 +98,15 @@ def zoom_average(side: int, factors: tuple[float, ...]) -> sparse.csr_array:
     return sparse.csr_array(total / (len(factors) + 1))
 
 
-@corruption("defocus_blur")
+@published(
+    "defocus_blur",
+    "blur",
+    {
+        32: [(0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)],
+        64: [(0.5, 0.6), (1, 0.1), (1.5, 0.1), (2.5, 0.01), (3, 0.1)],
+        224: [(3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)],
+    },
+)
 def defocus_blur(images: Images, streams: Streams, radius: float, alias: float) -> Images:
     """Average over a disc of ``radius`` pixels whose edge is softened by ``alias``."""
     return truncate(correlate(images.astype(np.float64), disc(radius, alias), "reflect"))
@@ -121,7 +129,15 @@ def disc(radius: float, alias: float) -> NDArray[np.float64]:
     return np.asarray(weights[used, used])
 
 
-@corruption("glass_blur")
+@published(
+    "glass_blur",
+    "blur",
+    {
+        32: [(0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)],
+        64: [(0.1, 1, 1), (0.5, 1, 1), (0.6, 1, 2), (0.7, 2, 1), (0.9, 2, 2)],
+        224: [(0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)],
+    },
+)
 def glass_blur(images: Images, streams: Streams, sigma: float, reach: int, rounds: int) -> Images:
     """Blur, let each pixel take the value of a random neighbour within ``reach``, ``rounds`` times, and blur again.
 
@@ -131,8 +147,8 @@ def glass_blur(images: Images, streams: Streams, sigma: float, reach: int, round
     softened = truncate(gaussian(images.astype(np.float64), sigma)).reshape(count * side * side, 3)
     moved = side - 2 * reach
     offsets = streams.integers("offsets", -reach, reach, rounds, 2, moved, moved).astype(np.int64)
-    for turn in range(rounds):
-        source = one_way_copies(side, reach, across=offsets[:, turn, 0], down=offsets[:, turn, 1])
+    for number in range(rounds):
+        source = one_way_copies(side, reach, across=offsets[:, number, 0], down=offsets[:, number, 1])
         softened = softened.take(source, axis=0)
     return truncate(gaussian(softened.reshape(images.shape).astype(np.float64), sigma))
 
@@ -163,14 +179,38 @@ def one_way_copies(side: int, reach: int, across: NDArray[np.int64], down: NDArr
     return np.asarray(partner)
 
 
-@corruption("motion_blur")
+@published(
+    "motion_blur",
+    "blur",
+    {
+        32: [(6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)],
+        64: [(10, 1), (10, 1.5), (10, 2), (10, 2.5), (12, 3)],
+        224: [(10, 3), (15, 5), (15, 8), (15, 12), (20, 15)],
+    },
+)
 def motion_blur(images: Images, streams: Streams, radius: float, sigma: float) -> Images:
     """Smear along a direction up to 45 degrees from the horizontal."""
     angle = 90 * streams.uniform("angle", 1)[:, 0].astype(np.float64) - 45
     return motion(images, angle, radius, sigma)
 
 
-@corruption("zoom_blur")
+def _zooms(*steps_and_counts: tuple[float, int]) -> list[tuple[tuple[float, ...]]]:
+    """Zoom factors 1, 1 + step, ...; the counts are those that floating-point ranges gave the published files."""
+    return [(tuple(1 + step * k for k in range(count)),) for step, count in steps_and_counts]
+
+
+_SMALL_ZOOMS = _zooms((0.01, 7), (0.01, 12), (0.01, 16), (0.01, 21), (0.01, 26))
+
+
+@published(
+    "zoom_blur",
+    "blur",
+    {
+        32: _SMALL_ZOOMS,
+        64: _SMALL_ZOOMS,
+        224: _zooms((0.01, 12), (0.01, 16), (0.02, 11), (0.02, 13), (0.03, 11)),
+    },
+)
 def zoom_blur(images: Images, streams: Streams, factors: tuple[float, ...]) -> Images:
     """Average the image and its zooms into the centre."""
     count, side = images.shape[:2]

@@ -12,7 +12,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter1d
 
 from offsupport.data.corruptions.filters import truncate
-from offsupport.data.corruptions.registry import Images, corruption
+from offsupport.data.corruptions.registry import Images, published
 from offsupport.data.corruptions.seeding import Streams
 
 Border = Literal["reflect", "symmetric"]
@@ -22,7 +22,15 @@ FourChannels = NDArray[np.float32]
 """(N, H, H, 4) levels of red, green, blue and an empty channel."""
 
 
-@corruption("contrast")
+@published(
+    "contrast",
+    "digital",
+    {
+        32: [0.75, 0.5, 0.4, 0.3, 0.15],
+        64: [0.4, 0.3, 0.2, 0.1, 0.05],
+        224: [0.4, 0.3, 0.2, 0.1, 0.05],
+    },
+)
 def contrast(images: Images, streams: Streams, factor: float) -> Images:
     """Pull each channel towards its mean over the image."""
     # Sums of integers are exact, so that the mean does not depend on the order of summation.
@@ -33,7 +41,16 @@ def contrast(images: Images, streams: Streams, factor: float) -> Images:
     return truncate(levels)
 
 
-@corruption("elastic_transform")
+@published(
+    "elastic_transform",
+    "digital",
+    {
+        32: [(0, 0, 2.56), (1.6, 6.4, 2.24), (2.56, 1.92, 1.92), (3.2, 1.28, 1.6), (3.2, 0.96, 0.96)],
+        64: [(0, 0, 5.12), (3.2, 19.2, 3.84), (6.4, 5.12, 3.84), (6.4, 1.92, 1.92), (10.24, 1.92, 1.28)],
+        # Multiples of 244, a slip for 224 that the released files carry.
+        224: [(488, 170.8, 24.4), (488, 19.52, 48.8), (12.2, 2.44, 4.88), (17.08, 2.44, 4.88), (29.28, 2.44, 4.88)],
+    },
+)
 def elastic_transform(images: Images, streams: Streams, alpha: float, sigma: float, jitter: float) -> Images:
     """Move three points of the image at random, then every pixel by a smooth random field (Simard et al., 2003).
 
@@ -123,7 +140,15 @@ def _neighbours(
     return folded.take(before), folded.take(before + 1), np.repeat(weight[..., None], 4, axis=3)
 
 
-@corruption("pixelate")
+@published(
+    "pixelate",
+    "digital",
+    {
+        32: [0.95, 0.9, 0.85, 0.75, 0.65],
+        64: [0.9, 0.8, 0.7, 0.6, 0.5],
+        224: [0.6, 0.5, 0.4, 0.3, 0.25],
+    },
+)
 def pixelate(images: Images, streams: Streams, share: float) -> Images:
     """Average down to a ``share`` of the side and back up."""
     side = images.shape[1]
@@ -135,7 +160,15 @@ def pixelate(images: Images, streams: Streams, share: float) -> Images:
     return out
 
 
-@corruption("jpeg_compression")
+@published(
+    "jpeg_compression",
+    "digital",
+    {
+        32: [80, 65, 58, 50, 40],
+        64: [65, 58, 50, 40, 25],
+        224: [25, 18, 15, 10, 7],
+    },
+)
 def jpeg_compression(images: Images, streams: Streams, quality: int) -> Images:
     """Encode and decode as JPEG."""
     out = np.empty(images.shape, np.uint8)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import distance_transform_edt, label
 
 from offsupport.data.corruptions.filters import correlate, gaussian, truncate
-from offsupport.data.corruptions.registry import Images, corruption
+from offsupport.data.corruptions.registry import Images, published
 from offsupport.data.corruptions.seeding import Streams
 
 # Drops of water with bright rims: edges of the drops, distance to them, and some embossing.
@@ -95,7 +95,15 @@ MUD = (63, 42, 20)
 WATER = (175, 238, 238)
 
 
-@corruption("speckle_noise")
+@published(
+    "speckle_noise",
+    "extra",
+    {
+        32: [0.06, 0.1, 0.12, 0.16, 0.2],
+        64: [0.15, 0.2, 0.25, 0.3, 0.35],
+        224: [0.15, 0.2, 0.35, 0.45, 0.6],
+    },
+)
 def speckle_noise(images: Images, streams: Streams, std: float) -> Images:
     """Multiply each value by normal noise of mean one and deviation ``std``."""
     levels = streams.normal("noise", *images.shape[1:])
@@ -105,13 +113,47 @@ def speckle_noise(images: Images, streams: Streams, std: float) -> Images:
     return truncate(levels)
 
 
-@corruption("gaussian_blur")
+@published(
+    "gaussian_blur",
+    "extra",
+    {
+        32: [0.4, 0.6, 0.7, 0.8, 1],
+        64: [0.5, 0.75, 1, 1.25, 1.5],
+        224: [1, 2, 3, 4, 6],
+    },
+)
 def gaussian_blur(images: Images, streams: Streams, sigma: float) -> Images:
     """Blur by a Gaussian of ``sigma`` pixels."""
     return truncate(gaussian(images.astype(np.float64), sigma))
 
 
-@corruption("spatter")
+@published(
+    "spatter",
+    "extra",
+    {
+        32: [
+            (0.62, 0.1, 0.7, 0.7, 0.5, False),
+            (0.65, 0.1, 0.8, 0.7, 0.5, False),
+            (0.65, 0.3, 1, 0.69, 0.5, False),
+            (0.65, 0.1, 0.7, 0.69, 0.6, True),
+            (0.65, 0.1, 0.5, 0.68, 0.6, True),
+        ],
+        64: [
+            (0.62, 0.1, 0.7, 0.7, 0.6, False),
+            (0.65, 0.1, 0.8, 0.7, 0.6, False),
+            (0.65, 0.3, 1, 0.69, 0.6, False),
+            (0.65, 0.1, 0.7, 0.68, 0.6, True),
+            (0.65, 0.1, 0.5, 0.67, 0.6, True),
+        ],
+        224: [
+            (0.65, 0.3, 4, 0.69, 0.6, False),
+            (0.65, 0.3, 3, 0.68, 0.6, False),
+            (0.65, 0.3, 2, 0.68, 0.5, False),
+            (0.65, 0.3, 1, 0.65, 1.5, True),
+            (0.67, 0.4, 1, 0.65, 1.5, True),
+        ],
+    },
+)
 def spatter(
     images: Images,
     streams: Streams,
@@ -144,7 +186,15 @@ def spatter(
     return truncate(images + amount * water_mask(truncate(drops * 255))[..., None] * WATER)
 
 
-@corruption("saturate")
+@published(
+    "saturate",
+    "extra",
+    {
+        32: [(0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)],
+        64: [(0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (30, 0.2)],
+        224: [(0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)],
+    },
+)
 def saturate(images: Images, streams: Streams, factor: float, shift: float) -> Images:
     """Scale and shift the saturation in the sense of HSV; hue and value stay, and grey counts as red, as published."""
     levels = images.astype(np.float64)

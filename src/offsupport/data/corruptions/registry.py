@@ -1,210 +1,188 @@
-"""The names of the corruptions and the functions behind them."""
+"""Corruptions by name: how one is registered, the constants of its severities, and the one way to apply it."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from offsupport.core.errors import ConfigError, InputError, nearest
+from offsupport.core.errors import ConfigError, InputError
 from offsupport.core.registry import Registry
 from offsupport.data.corruptions.seeding import Streams
 
 Images = NDArray[np.uint8]
 """(N, H, W, 3) images of one square size."""
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
-    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    "weather": ("snow", "frost", "fog", "brightness"),
-    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-    "extra": ("speckle_noise", "gaussian_blur", "spatter", "saturate"),
-}
-"""Corruptions by kind; "extra" is for validation and takes no part in published averages."""
+Function = Callable[..., Images]
+"""Takes images, their random streams and the constants of one severity, and returns new images."""
+F = TypeVar("F", bound=Function)
 
-EXTRA = GROUPS["extra"]
-STANDARD = tuple(name for group, names in GROUPS.items() if group != "extra" for name in names)
-ALL = STANDARD + EXTRA
+Row = Sequence[Any]
+"""The constants of each severity, from 1 up: a tuple of arguments, or the one argument itself."""
 
-
-CORRUPTIONS: Registry[Callable[..., Images]] = Registry("corruption")
-"""Functions that take images, their random streams and the constants of one severity, and return new images."""
-
-corruption = CORRUPTIONS.register
+GROUP_ORDER = ("noise", "blur", "weather", "digital", "extra")
+"""The published groups, in the order of published tables; files may be imported in any other."""
+SIDES = (32, 64, 224)
+"""The sides of images that have published constants."""
 
 
-# The published severity constants (Hendrycks & Dietterich, ICLR 2019), one set per image size.
-#
-# Each entry is a row of severities; each severity is the tuple of arguments its corruption takes. Lengths are in
-# pixels. Constants that do not rise with severity (glass_blur, snow, elastic_transform, saturate, spatter) are as
-# published.
+@dataclass(frozen=True)
+class Corruption:
+    """A function and what each of its severities stands for.
+
+    Args:
+        name: What it is called.
+        group: Its kind: a published one (``noise``, ``blur``, ...), or whatever its author calls it.
+        function: Makes the images.
+        rows: The arguments of each severity, by the side of images they are meant for.
+        takes_frost_dir: Whether the function takes a folder of frost textures, by that name.
+    """
+
+    name: str
+    group: str
+    function: Function
+    rows: Mapping[int, Sequence[tuple[Any, ...]]]
+    takes_frost_dir: bool = False
+
+    @property
+    def published(self) -> bool:
+        """Whether it is one of the nineteen of Hendrycks & Dietterich; others take no part in their lists."""
+        return self.group in GROUP_ORDER
+
+    @property
+    def about(self) -> str:
+        """The first line of the function's description."""
+        return (self.function.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def most_severities(self) -> int:
+        """How many severities it has at the size that has most of them."""
+        return max(map(len, self.rows.values()))
+
+    def severities(self, side: int) -> Sequence[tuple[Any, ...]]:
+        """Return the arguments of every severity for images of ``side`` pixels."""
+        return self.rows[nearest_side(side, self.rows)]
+
+    def arguments(self, side: int, severity: int) -> tuple[Any, ...]:
+        """Return the arguments of one severity for images of ``side`` pixels; one that does not exist is an error."""
+        rows = self.severities(side)
+        if not isinstance(severity, (int, np.integer)) or not 1 <= severity <= len(rows):
+            longer = [f"{known} px: 1-{len(more)}" for known, more in self.rows.items() if len(more) > len(rows)]
+            also = f" ({'; '.join(longer)})" if longer else ""
+            raise ConfigError(
+                f"Severity {severity!r} of {self.name} does not exist for images of {side} px.",
+                f"Choose 1-{len(rows)}{also}.",
+            )
+        return rows[severity - 1]
 
 
-Row = list[tuple[Any, ...]]
+CORRUPTIONS: Registry[Corruption] = Registry("corruption", group="offsupport.corruptions")
+"""Every corruption by name, those of installed packages included."""
 
 
-def _singles(*values: float) -> Row:
-    return [(value,) for value in values]
+def register_corruption(name: str, severities: Row | Mapping[int, Row], *, group: str = "other") -> Callable[[F], F]:
+    """Return a decorator that makes a function a corruption: by its name it works wherever the published ones do.
+
+    The function gets uint8 images (N, H, H, 3) that it must not change, their random streams, and the constants of the
+    severity; it returns new uint8 images of the same shape. Each image counts alone: nothing may depend on the others
+    in the batch, so random numbers come from the streams, which draw for each image by its own id:
+    ``rng.normal("grain", 32, 32)`` is an array (N, 32, 32), the same for the same image in any batch. Draws of one
+    name are the same each time; give each draw a name of its own. A function without chance leaves them alone.
+
+    Args:
+        name: What it is called: letters, digits and ``_``.
+        severities: The constants of severity 1, 2, ...: a number each, or a tuple of arguments each. A dictionary has
+            such a list for each side of images it was made for; other sides take the nearest by ratio. With five
+            severities it fits the layouts of ``offsupport data make``.
+        group: Under which heading ``offsupport list corruptions`` shows it.
+
+    Example:
+        >>> @register_corruption("fade_out", severities=[0.1, 0.2, 0.3, 0.4, 0.5])
+        ... def fade_out(images, rng, share):
+        ...     return (images * (1 - share)).astype(np.uint8)
+        >>> int(corrupt(np.full((1, 32, 32, 3), 100, np.uint8), "fade_out", severity=5)[0, 0, 0, 0])
+        50
+    """
+    if group in GROUP_ORDER:
+        raise ConfigError(f"The group {group!r} is that of published corruptions.", "Choose another name for yours.")
+    by_side = severities if isinstance(severities, Mapping) else dict.fromkeys(SIDES, severities)
+    return _register(name, group, by_side)
 
 
-def _zooms(*steps_and_counts: tuple[float, int]) -> Row:
-    """Zoom factors 1, 1 + step, ...; the counts are those that floating-point ranges gave the published files."""
-    return [(tuple(1 + step * k for k in range(count)),) for step, count in steps_and_counts]
+def published(
+    name: str, group: str, severities: Mapping[int, Row], *, takes_frost_dir: bool = False
+) -> Callable[[F], F]:
+    """Register a corruption of Hendrycks & Dietterich (ICLR 2019) with its constants for each of :data:`SIDES`.
+
+    Lengths among them are in pixels. Constants that do not rise with severity (glass_blur, snow, elastic_transform,
+    saturate, spatter) are as published.
+    """
+    return _register(name, group, severities, takes_frost_dir=takes_frost_dir)
 
 
-# Impulse noise beyond severity 5 is not published. Its share of changed values continues the growing steps of the first
-# five (.01 .01 .02 .02, then .03 .05 .06 .07 .08), each severity 1.3 to 1.5 times the one before.
-_IMPULSE_32 = _singles(0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15, 0.21, 0.28, 0.36)
+def _register(
+    name: str, group: str, severities: Mapping[int, Row], *, takes_frost_dir: bool = False
+) -> Callable[[F], F]:
+    # Files and domains are called after it ("fog.npy", "fog/5"), and lists of names have commas between.
+    if not re.fullmatch(r"\w+", name, re.ASCII):
+        raise ConfigError(f"{name!r} cannot be the name of a corruption.", "Use letters, digits and _ alone.")
+    rows = {
+        side: tuple(each if isinstance(each, tuple) else (each,) for each in row) for side, row in severities.items()
+    }
+    if not rows or not all(rows.values()):
+        raise ConfigError(f"The corruption {name!r} has no severities.", "Give the constants of at least one.")
 
-_SMALL_ZOOMS = _zooms((0.01, 7), (0.01, 12), (0.01, 16), (0.01, 21), (0.01, 26))
+    def store(function: F) -> F:
+        CORRUPTIONS.register(name)(Corruption(name, group, function, rows, takes_frost_dir))
+        return function
 
-_PIXELS_32: dict[str, Row] = {
-    "gaussian_noise": _singles(0.04, 0.06, 0.08, 0.09, 0.10),
-    "shot_noise": _singles(500, 250, 100, 75, 50),
-    "impulse_noise": _IMPULSE_32,
-    "defocus_blur": [(0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)],
-    "glass_blur": [(0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)],
-    "motion_blur": [(6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)],
-    "zoom_blur": _SMALL_ZOOMS,
-    "snow": [
-        (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
-        (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
-        (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
-        (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
-        (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
-    ],
-    "frost": [(1, 0.2, 0.2), (1, 0.3, 0.2), (0.9, 0.4, 0.2), (0.85, 0.4, 0.2), (0.75, 0.45, 0.2)],
-    "fog": [(0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)],
-    "brightness": _singles(0.05, 0.1, 0.15, 0.2, 0.3),
-    "contrast": _singles(0.75, 0.5, 0.4, 0.3, 0.15),
-    "elastic_transform": [(0, 0, 2.56), (1.6, 6.4, 2.24), (2.56, 1.92, 1.92), (3.2, 1.28, 1.6), (3.2, 0.96, 0.96)],
-    "pixelate": _singles(0.95, 0.9, 0.85, 0.75, 0.65),
-    "jpeg_compression": _singles(80, 65, 58, 50, 40),
-    "speckle_noise": _singles(0.06, 0.1, 0.12, 0.16, 0.2),
-    "gaussian_blur": _singles(0.4, 0.6, 0.7, 0.8, 1),
-    "spatter": [
-        (0.62, 0.1, 0.7, 0.7, 0.5, False),
-        (0.65, 0.1, 0.8, 0.7, 0.5, False),
-        (0.65, 0.3, 1, 0.69, 0.5, False),
-        (0.65, 0.1, 0.7, 0.69, 0.6, True),
-        (0.65, 0.1, 0.5, 0.68, 0.6, True),
-    ],
-    "saturate": [(0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)],
-}
+    return store
 
-_PIXELS_64: dict[str, Row] = {
-    "gaussian_noise": _singles(0.04, 0.08, 0.12, 0.15, 0.18),
-    "shot_noise": _singles(250, 100, 50, 30, 15),
-    "impulse_noise": _singles(0.01, 0.02, 0.05, 0.08, 0.14),
-    "defocus_blur": [(0.5, 0.6), (1, 0.1), (1.5, 0.1), (2.5, 0.01), (3, 0.1)],
-    "glass_blur": [(0.1, 1, 1), (0.5, 1, 1), (0.6, 1, 2), (0.7, 2, 1), (0.9, 2, 2)],
-    "motion_blur": [(10, 1), (10, 1.5), (10, 2), (10, 2.5), (12, 3)],
-    "zoom_blur": _SMALL_ZOOMS,
-    "snow": [
-        (0.1, 0.2, 1, 0.6, 8, 3, 0.8),
-        (0.1, 0.2, 1, 0.5, 10, 4, 0.8),
-        (0.15, 0.3, 1.75, 0.55, 10, 4, 0.7),
-        (0.25, 0.3, 2.25, 0.6, 12, 6, 0.65),
-        (0.3, 0.3, 1.25, 0.65, 14, 12, 0.6),
-    ],
-    "frost": [(1, 0.3, 0.3), (0.9, 0.4, 0.3), (0.8, 0.45, 0.3), (0.75, 0.5, 0.3), (0.7, 0.55, 0.3)],
-    "fog": [(0.4, 3), (0.7, 3), (1, 2.5), (1.5, 2), (2, 1.75)],
-    "brightness": _singles(0.1, 0.2, 0.3, 0.4, 0.5),
-    "contrast": _singles(0.4, 0.3, 0.2, 0.1, 0.05),
-    "elastic_transform": [(0, 0, 5.12), (3.2, 19.2, 3.84), (6.4, 5.12, 3.84), (6.4, 1.92, 1.92), (10.24, 1.92, 1.28)],
-    "pixelate": _singles(0.9, 0.8, 0.7, 0.6, 0.5),
-    "jpeg_compression": _singles(65, 58, 50, 40, 25),
-    "speckle_noise": _singles(0.15, 0.2, 0.25, 0.3, 0.35),
-    "gaussian_blur": _singles(0.5, 0.75, 1, 1.25, 1.5),
-    "spatter": [
-        (0.62, 0.1, 0.7, 0.7, 0.6, False),
-        (0.65, 0.1, 0.8, 0.7, 0.6, False),
-        (0.65, 0.3, 1, 0.69, 0.6, False),
-        (0.65, 0.1, 0.7, 0.68, 0.6, True),
-        (0.65, 0.1, 0.5, 0.67, 0.6, True),
-    ],
-    "saturate": [(0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (30, 0.2)],
-}
 
-_PIXELS_224: dict[str, Row] = {
-    "gaussian_noise": _singles(0.08, 0.12, 0.18, 0.26, 0.38),
-    "shot_noise": _singles(60, 25, 12, 5, 3),
-    "impulse_noise": _singles(0.03, 0.06, 0.09, 0.17, 0.27),
-    "defocus_blur": [(3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)],
-    "glass_blur": [(0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)],
-    "motion_blur": [(10, 3), (15, 5), (15, 8), (15, 12), (20, 15)],
-    "zoom_blur": _zooms((0.01, 12), (0.01, 16), (0.02, 11), (0.02, 13), (0.03, 11)),
-    "snow": [
-        (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
-        (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
-        (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
-        (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
-        (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
-    ],
-    "frost": [(1, 0.4, 1), (0.8, 0.6, 1), (0.7, 0.7, 1), (0.65, 0.7, 1), (0.6, 0.75, 1)],
-    "fog": [(1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)],
-    "brightness": _singles(0.1, 0.2, 0.3, 0.4, 0.5),
-    "contrast": _singles(0.4, 0.3, 0.2, 0.1, 0.05),
-    # Multiples of 244, a slip for 224 that the released files carry.
-    "elastic_transform": [
-        (488, 170.8, 24.4),
-        (488, 19.52, 48.8),
-        (12.2, 2.44, 4.88),
-        (17.08, 2.44, 4.88),
-        (29.28, 2.44, 4.88),
-    ],
-    "pixelate": _singles(0.6, 0.5, 0.4, 0.3, 0.25),
-    "jpeg_compression": _singles(25, 18, 15, 10, 7),
-    "speckle_noise": _singles(0.15, 0.2, 0.35, 0.45, 0.6),
-    "gaussian_blur": _singles(1, 2, 3, 4, 6),
-    "spatter": [
-        (0.65, 0.3, 4, 0.69, 0.6, False),
-        (0.65, 0.3, 3, 0.68, 0.6, False),
-        (0.65, 0.3, 2, 0.68, 0.5, False),
-        (0.65, 0.3, 1, 0.65, 1.5, True),
-        (0.67, 0.4, 1, 0.65, 1.5, True),
-    ],
-    "saturate": [(0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)],
-}
+def by_group() -> dict[str, tuple[str, ...]]:
+    """Return the names of all corruptions by group: the published groups first, then those of other people."""
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(GROUP_ORDER, ())
+    for name in CORRUPTIONS:
+        group = CORRUPTIONS[name].group
+        found[group] = (*found.get(group, ()), name)
+    return found
 
-SETS: dict[int, dict[str, Row]] = {32: _PIXELS_32, 64: _PIXELS_64, 224: _PIXELS_224}
-"""Parameter sets by the side length they were published for."""
+
+def list_corruptions() -> dict[str, str]:
+    """Return the names of the known corruptions, those of installed packages included, and the group of each."""
+    return {name: group for group, names in by_group().items() for name in names}
+
+
+def nearest_side(side: int, known: Mapping[int, Any]) -> int:
+    """Return the known side that is nearest by ratio."""
+    return min(known, key=lambda other: abs(math.log(side / other)))
 
 
 def parameter_set(side: int) -> int:
-    """Return the side length whose constants images of ``side`` pixels take: the nearest one by ratio.
+    """Return the side length whose published constants images of ``side`` pixels take: the nearest one by ratio.
 
     Example:
         >>> [parameter_set(side) for side in (32, 40, 96, 224, 512)]
         [32, 32, 64, 224, 224]
     """
-    return min(SETS, key=lambda known: abs(math.log(side / known)))
+    return nearest_side(side, dict.fromkeys(SIDES))
 
 
 def max_severity(name: str, side: int = 32) -> int:
     """Return the highest severity of a corruption for images of ``side`` pixels."""
-    rows = SETS[parameter_set(side)]
-    if name not in rows:
-        raise ConfigError(f"Unknown corruption {name!r}.", nearest(name, rows))
-    return len(rows[name])
+    return len(CORRUPTIONS[name].severities(side))
 
 
 def parameters(name: str, side: int, severity: int) -> tuple[Any, ...]:
     """Return the constants of a corruption at a severity for images of ``side`` pixels."""
-    highest = max_severity(name, side)
-    if not isinstance(severity, (int, np.integer)) or not 1 <= severity <= highest:
-        longer = [f"{known} px: 1-{len(rows[name])}" for known, rows in SETS.items() if len(rows[name]) > highest]
-        also = f" ({'; '.join(longer)})" if longer else ""
-        raise ConfigError(
-            f"Severity {severity!r} of {name} does not exist for images of {side} px.",
-            f"Choose 1-{highest}{also}.",
-        )
-    return SETS[parameter_set(side)][name][severity - 1]
+    return CORRUPTIONS[name].arguments(side, severity)
 
 
 # The one way in: check the input, corrupt it piece by piece, keep a block of it if asked.
@@ -236,8 +214,8 @@ def corrupt(
     Args:
         images: (N, H, H, 3) 8-bit RGB images. Sides of 32, 64 and 224 pixels have published constants; other sides take
             those of the nearest one by ratio.
-        name: One of ``offsupport.data.corruptions.ALL``.
-        severity: 1 to 5; impulse_noise goes to 10 with the constants for 32 pixels.
+        name: One of :func:`offsupport.data.list_corruptions`.
+        severity: 1 to 5; impulse_noise goes to 10 with the constants for 32 pixels, others as registered.
         seed: Another seed gives other noise.
         block: Side of a square that keeps the corruption, while the rest of the image stays clean. Its random place
             depends on the seed and the id of the image alone: it is the same for all corruptions and severities.
@@ -249,21 +227,33 @@ def corrupt(
         >>> corrupt(images, "gaussian_noise", severity=3).shape
         (2, 32, 32, 3)
     """
-    apply = CORRUPTIONS[name]
+    found = CORRUPTIONS[name]
     _check(images, block)
     side = images.shape[1]
-    constants = parameters(name, side, severity)
+    constants = found.arguments(side, severity)
     ids = _ids(index, len(images))
-    if name == "frost":
-        apply = functools.partial(apply, frost_dir=frost_dir)
+    apply = functools.partial(found.function, frost_dir=frost_dir) if found.takes_frost_dir else found.function
     streams = Streams(name, int(severity), int(seed), index=ids)
     _keep_freed_memory()
     out = np.empty(images.shape, np.uint8)
     step = max(1, PIXELS_AT_ONCE // side**2)
     for start in range(0, len(images), step):
         rows = slice(start, start + step)
-        out[rows] = apply(images[rows], streams.part(rows), *constants)
+        piece = images[rows]
+        piece.flags.writeable = False  # of this view: whoever writes into the images they were given finds out
+        out[rows] = _made(name, piece, apply(piece, streams.part(rows), *constants))
     return out if block is None else np.where(_block_mask(side, block, seed, ids), out, images)
+
+
+def _made(name: str, piece: Images, out: Images) -> Images:
+    """Return what a function made; numbers of another kind would be stored as 8-bit ones without a word."""
+    if not isinstance(out, np.ndarray) or out.dtype != np.uint8 or out.shape != piece.shape:
+        got = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
+        raise InputError(
+            f"The corruption {name!r} made {got} from uint8 images of shape {piece.shape}.",
+            "Have its function return images of the same type and shape.",
+        )
+    return out
 
 
 def _keep_freed_memory() -> None:

@@ -14,7 +14,7 @@ from offsupport.core.errors import DataMissingError, FileError
 from offsupport.core.seeds import derive_seed
 from offsupport.data.corruptions.blur import motion, zoom
 from offsupport.data.corruptions.filters import truncate
-from offsupport.data.corruptions.registry import Images, corruption
+from offsupport.data.corruptions.registry import Images, published
 from offsupport.data.corruptions.seeding import Streams
 
 # Plasma fractals: the shape of fog, and the large patches of frost.
@@ -173,7 +173,33 @@ def _read(path: Path) -> Texture:
 GREY = np.array([0.299, 0.587, 0.114])
 
 
-@corruption("snow")
+@published(
+    "snow",
+    "weather",
+    {
+        32: [
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+        ],
+        64: [
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.8),
+            (0.1, 0.2, 1, 0.5, 10, 4, 0.8),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.7),
+            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.65),
+            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.6),
+        ],
+        224: [
+            (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
+            (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
+            (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
+            (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
+            (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
+        ],
+    },
+)
 def snow(
     images: Images,
     streams: Streams,
@@ -211,7 +237,16 @@ def snow(
     return truncate(levels)
 
 
-@corruption("frost")
+@published(
+    "frost",
+    "weather",
+    {
+        32: [(1, 0.2, 0.2), (1, 0.3, 0.2), (0.9, 0.4, 0.2), (0.85, 0.4, 0.2), (0.75, 0.45, 0.2)],
+        64: [(1, 0.3, 0.3), (0.9, 0.4, 0.3), (0.8, 0.45, 0.3), (0.75, 0.5, 0.3), (0.7, 0.55, 0.3)],
+        224: [(1, 0.4, 1), (0.8, 0.6, 1), (0.7, 0.7, 1), (0.65, 0.7, 1), (0.6, 0.75, 1)],
+    },
+    takes_frost_dir=True,
+)
 def frost(
     images: Images, streams: Streams, kept: float, added: float, scale: float, frost_dir: Path | str | None = None
 ) -> Images:
@@ -240,7 +275,15 @@ def frost(
     return truncate(levels)
 
 
-@corruption("fog")
+@published(
+    "fog",
+    "weather",
+    {
+        32: [(0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)],
+        64: [(0.4, 3), (0.7, 3), (1, 2.5), (1.5, 2), (2, 1.75)],
+        224: [(1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)],
+    },
+)
 def fog(images: Images, streams: Streams, amount: float, decay: float) -> Images:
     """Add a plasma fractal and scale back to the brightest value of the image."""
     side = images.shape[1]
@@ -250,7 +293,15 @@ def fog(images: Images, streams: Streams, amount: float, decay: float) -> Images
     return truncate((images + 255 * amount * mist) * (brightest / (brightest + amount)))
 
 
-@corruption("brightness")
+@published(
+    "brightness",
+    "weather",
+    {
+        32: [0.05, 0.1, 0.15, 0.2, 0.3],
+        64: [0.1, 0.2, 0.3, 0.4, 0.5],
+        224: [0.1, 0.2, 0.3, 0.4, 0.5],
+    },
+)
 def brightness(images: Images, streams: Streams, amount: float) -> Images:
     """Raise the value (the largest channel) in the sense of HSV, at most to white; hue and saturation stay."""
     levels = images.astype(np.float64)

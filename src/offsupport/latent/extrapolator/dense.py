@@ -15,7 +15,7 @@ from torch.nn import functional
 from offsupport import __version__
 from offsupport.core.checkpoints import load_tensors, save_tensors
 from offsupport.core.errors import FileError
-from offsupport.core.files import sha256_bytes, turn
+from offsupport.core.files import file_lock, sha256_bytes
 from offsupport.latent.inputs import Source
 
 # Invertible piecewise-linear flows and their likelihood: the inverse of a leaky-ReLU network is one.
@@ -350,7 +350,7 @@ def fitted_flow(
     facts = f"{__version__} {astuple(config)} {rng('').initial_seed()} {x.dtype} {tuple(x.shape)}".encode()
     key = sha256_bytes(facts + x.numpy().tobytes() + labels.numpy().tobytes())
     path = Path(folder) / f"flow-{key[:32]}.safetensors"
-    with turn(path):  # who comes second waits, and reads
+    with file_lock(path):  # who comes second waits, and reads
         with contextlib.suppress(FileError):
             return load_tensors(path)[0]["flat"]
         flat = fit_flow(x, labels, config, rng)
