@@ -18,6 +18,7 @@ _PUBLIC = {
     "list_methods": "offsupport.methods",
     "load_adapted": "offsupport.methods",
     "load_model": "offsupport.nn.loading",
+    "register_method": "offsupport.methods",
     "source_stats": "offsupport.methods",
 }
 _ROOMS = ("bench", "data", "functional", "latent", "methods", "nn", "testing", "theory")
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from offsupport.engine.registry import adapt as adapt
     from offsupport.engine.registry import list_methods as list_methods
     from offsupport.engine.registry import load_adapted as load_adapted
+    from offsupport.engine.registry import register_method as register_method
     from offsupport.engine.registry import source_stats as source_stats
     from offsupport.evaluation import evaluate as evaluate
     from offsupport.nn.loading import load_model as load_model

@@ -150,7 +150,7 @@ class Pass:
 
     def take(self, batch: Any) -> None:
         """Predict a batch and note which predictions were right."""
-        x, y = self.adapted.brought(batch[0]), batch[1]
+        x, y = self.adapted.to_device(batch[0]), batch[1]
         self.batches += 1
         if not len(x):
             return

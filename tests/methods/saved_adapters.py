@@ -26,7 +26,14 @@ CASES = {
 
 def network(name):
     """Return the network of a case, before its weights are put in."""
-    body = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU())
+    body = (
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 3, stride=2),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+    )
     plain = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
     return (offsupport.nn.projected(plain, out=4) if "projection" in name else plain).eval()
 

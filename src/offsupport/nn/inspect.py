@@ -48,10 +48,10 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 @contextlib.contextmanager
-def capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
+def capture_input(module: nn.Module, *, optional: bool = False) -> Iterator[list[Tensor]]:
     """Collect what ``module`` is called with inside the block; for the classifier these are the features.
 
-    A module that is not called at all is refused: it cannot be the classifier.
+    A module that is not called at all is refused, unless that is ``optional``: it cannot be the classifier.
     """
     inputs: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
@@ -59,7 +59,7 @@ def capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
         yield inputs
     finally:
         handle.remove()
-    if not inputs:
+    if not (inputs or optional):
         raise ModelError(
             f"The layer that is taken for the classifier, {module}, is not called when the model predicts.",
             'Name the classifier: head="name of the module".',
