@@ -20,6 +20,7 @@ _PUBLIC = {
     "load_model": "offsupport.nn.loading",
     "register_corruption": "offsupport.data.corruptions",
     "register_dataset": "offsupport.data.catalog",
+    "register_method": "offsupport.methods",
     "source_stats": "offsupport.methods",
 }
 _ROOMS = ("bench", "data", "functional", "latent", "methods", "nn", "testing", "theory")
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from offsupport.engine.registry import adapt as adapt
     from offsupport.engine.registry import list_methods as list_methods
     from offsupport.engine.registry import load_adapted as load_adapted
+    from offsupport.engine.registry import register_method as register_method
     from offsupport.engine.registry import source_stats as source_stats
     from offsupport.evaluation import evaluate as evaluate
     from offsupport.nn.loading import load_model as load_model

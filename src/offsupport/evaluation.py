@@ -1,4 +1,4 @@
-"""What came out of a stream: predictions that were right, and all that follows from them."""
+"""An adapter over a labelled stream: how it is run, how it goes on after a kill, and how wrong it was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import itertools
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, runtime_checkable
+from typing import Protocol as Interface
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,32 @@ from offsupport.engine.adapter import Adapter
 from offsupport.functional import wilson
 
 Protocol = Literal["online", "continual", "episodic"]
+
+
+@runtime_checkable
+class KnownBatch(Interface):
+    """A batch that says where its images come from, as those of :func:`offsupport.data.stream` do."""
+
+    index: Any
+    """The row of each image in its data set."""
+    domain: str
+    """What the batch is drawn from: a corruption and a severity, say."""
+
+
+@runtime_checkable
+class KnownStream(Interface):
+    """A stream that says what it holds, and can start in the middle, as those of :func:`offsupport.data.stream` do."""
+
+    @property
+    def sha256(self) -> str:
+        """The identity of its images and labels."""
+
+    @property
+    def order_hash(self) -> str:
+        """The identity of their order."""
+
+    def starting_at(self, first: int) -> Iterable[Any]:
+        """Return its batches from this one on, without reading those before."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +66,7 @@ class Result:
         domain_of: The domain of each batch.
         seconds: Time spent in the adapter, without loading data.
         passes: Forward and backward passes of the network, in batches.
-        memory: Peak resident memory of the process so far, in bytes.
+        memory: Peak resident memory of the process so far, in bytes; 0 where the system does not tell.
         events: Interventions of the guard.
     """
 
@@ -119,7 +146,7 @@ class Result:
         )
 
 
-# One pass over a stream: what has been counted so far, and how it goes on after a kill.
+# One pass over a stream: what has been counted so far, and how that is written and read again.
 
 
 _PER_PREDICTION = ("correct", "labels", "index")
@@ -149,11 +176,13 @@ class Pass:
 
     def take(self, batch: Any) -> None:
         """Predict a batch and note which predictions were right."""
-        x, y = self.adapted.brought(batch[0]), batch[1]
+        x, y = self.adapted.to_device(batch[0]), batch[1]
         self.batches += 1
         if not len(x):
             return
-        domain = getattr(batch, "domain", "")
+        # A plain tuple has a method called index, but no domain: it is no such batch.
+        known = batch if isinstance(batch, KnownBatch) else None
+        domain = known.domain if known is not None else ""
         starts_domain = bool(self.domain_of) and domain != self.domain_of[-1]
         if self.protocol == "episodic" or (self.protocol == "online" and starts_domain):
             self._reset()
@@ -165,8 +194,7 @@ class Pass:
                 f"Labels of shape {tuple(y.shape)} do not score predictions of shape {tuple(predicted.shape)}.",
                 "Give one class number, 0 or above, per sample (per position for dense outputs).",
             )
-        # A plain tuple has a method called index; only a batch that knows its domain knows its rows.
-        rows = np.asarray(batch.index) if hasattr(batch, "domain") else np.arange(len(x)) + self.samples
+        rows = np.asarray(known.index) if known is not None else np.arange(len(x)) + self.samples
         self.samples += len(x)
         self.correct.append((predicted.cpu() == y.cpu()).flatten().numpy())
         self.labels.append(y.flatten().cpu().numpy())
@@ -238,7 +266,7 @@ def _peak_memory(device: torch.device) -> int:
     return peak_memory()
 
 
-# Runs an adapter over a stream under a stated protocol, and says how wrong it was.
+# The call that users make, and its file.
 
 
 @dataclasses.dataclass
@@ -300,12 +328,15 @@ def evaluate(
 
 def _keeping(run: Pass, stream: Iterable[Any], checkpoint: Checkpoint) -> None:
     """Go through a stream from where the checkpoint says, and let it say how far that got."""
-    about = {"data": getattr(stream, "sha256", None), "order": getattr(stream, "order_hash", None), **checkpoint.about}
+    known = stream if isinstance(stream, KnownStream) else None
+    identity = {"data": known.sha256, "order": known.order_hash} if known else {"data": None, "order": None}
+    about = {**identity, **checkpoint.about}
     if checkpoint.path.exists():
         checkpoint.kept = run.load(checkpoint.path, about)
-    start = getattr(stream, "starting_at", lambda number: itertools.islice(stream, number, None))
+    # A stream of the user's own is read again from its first batch: nothing is known of it but that it repeats.
+    rest = known.starting_at(run.batches) if known else itertools.islice(stream, run.batches, None)
     due = time.monotonic() + checkpoint.every
-    for batch in start(run.batches):
+    for batch in rest:
         run.take(batch)
         stop = STOP_REQUEST.asked
         if run.sizes and (stop or time.monotonic() >= due):
@@ -313,6 +344,7 @@ def _keeping(run: Pass, stream: Iterable[Any], checkpoint: Checkpoint) -> None:
             notes = list(dict.fromkeys([*checkpoint.kept, *checkpoint.notes()]))
             with contextlib.nullcontext() if stop else contextlib.suppress(OSError):  # a full disk may have room later
                 run.save(checkpoint.path, {**about, "notes": notes})
+            # Writing must never take more than a twentieth of the time, however large the state and slow the disk.
             due = time.monotonic() + max(checkpoint.every, 20 * (time.monotonic() - began))
         if stop:
             raise Stopped

@@ -1,4 +1,8 @@
-"""Pure mathematics, without state: entropies, Gaussians, moments, contrast, distillation, sparsity, proportions."""
+"""Pure mathematics, without state: entropies, Gaussians, moments, contrast, distillation, sparsity, proportions.
+
+Tensors in, tensors out; no networks, no options, nothing remembered. What a method's paper writes as a formula stands
+here once, under the paper's letters, where it can be tested against a plain loop.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,31 @@ import math
 
 import torch
 from torch import Tensor, nn
+
+__all__ = [
+    "Moments",
+    "as_rows",
+    "coral",
+    "distillation_loss",
+    "effective_rank",
+    "entropy",
+    "gaussian_kl",
+    "marginal_entropy",
+    "mean_and_covariance",
+    "mean_gap",
+    "mean_prediction",
+    "mutual_information",
+    "nt_xent",
+    "self_training_loss",
+    "soft_threshold",
+    "symmetric_diagonal_kl",
+    "symmetric_gaussian_kl",
+    "update_class_moments",
+    "update_moments",
+    "wilson",
+]
+
+# Entropies of predictions, from logits throughout: softmax first and log after it would lose small probabilities.
 
 
 def as_rows(logits: Tensor) -> Tensor:
@@ -96,6 +125,7 @@ def update_moments(moments: Moments, z: Tensor, n_max: float = math.inf) -> Mome
 
 def cholesky(cov: Tensor) -> Tensor:
     """Return the lower Cholesky factor of covariances (..., D, D); NaN where one is not positive definite."""
+    # NaN instead of torch's error: a step that meets one is undone by the guard, the stream goes on.
     factor, failed = torch.linalg.cholesky_ex(cov)
     return torch.where(failed[..., None, None] > 0, math.nan, factor)
 
@@ -328,6 +358,7 @@ def soft_threshold(x: Tensor, threshold: float) -> Tensor:
 
 def product_singular_values(a: Tensor, b: Tensor) -> Tensor:
     """Return the singular values of ``a @ b`` for tall ``a`` (m, r) and wide ``b`` (r, n), without forming it."""
+    # Orthogonal factors leave singular values alone, so those of the small product of the two R are enough.
     core = torch.linalg.qr(a).R @ torch.linalg.qr(b.T).R.T
     values: Tensor = torch.linalg.svdvals(core)
     return values

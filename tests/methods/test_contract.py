@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from offsupport.engine.source_stats import SourceStats
-from offsupport.methods import METHODS, Adapter, MethodConfig, MethodInfo, StepConfig, register
+from offsupport.methods import METHODS, Adapter, MethodConfig, MethodInfo, StepConfig, register_method
 from offsupport.nn import affine_parameters
 from offsupport.testing import CHECKS, NETWORKS, Case, check_memory, check_method, contract, refusal
 from offsupport.testing.promises import check_hyper_parameters
@@ -113,7 +113,7 @@ def registered():
         info = MethodInfo(
             name=cls.__name__.lower(), summary="", paper="", adapts="", scored="", norm="any", source="none", single=""
         )
-        register(info, config)(cls)
+        register_method(info, config)(cls)
         names.append(info.name)
         return info.name
 

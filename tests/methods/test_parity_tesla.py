@@ -147,7 +147,7 @@ def test_a_norm_layer_that_is_called_twice_moves_twice():
     (x,) = images([24])
     adapted = offsupport.adapt(net, "tesla")
     teacher = adapted.teacher()
-    with adapted.policy.using("ema"), torch.no_grad():
+    with adapted.norm_statistics.using("ema"), torch.no_grad():
         seen = adapted._look(x, teacher)
         teacher.statistics.copy_(start := torch.rand_like(teacher.statistics))
         adapted.network(x)

@@ -12,7 +12,7 @@ from torch import nn
 import offsupport
 from offsupport.core.errors import ConfigError, ModelError, SourceStatsError
 from offsupport.engine.sparsity import PRESETS, TEACHER_PRESETS, TeacherConstraint, constrained
-from offsupport.methods import METHODS, Adapter, MethodInfo, StepConfig, register
+from offsupport.methods import METHODS, Adapter, MethodInfo, StepConfig, register_method
 from offsupport.nn import resnet18
 from offsupport.nn.lora import LowRank, updated_layers
 from offsupport.testing import NETWORKS, toy_images
@@ -94,7 +94,7 @@ class Follower(Adapter):
 @pytest.fixture
 def follower():
     fields = dict.fromkeys(("summary", "paper", "adapts", "scored", "single"), "")
-    register(MethodInfo(name="follower", norm="none", source="none", **fields), StepConfig)(Follower)
+    register_method(MethodInfo(name="follower", norm="none", source="none", **fields), StepConfig)(Follower)
     yield "follower"
     del METHODS._items["follower"]
 

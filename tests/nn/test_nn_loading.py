@@ -10,6 +10,7 @@ import offsupport
 from offsupport.core.checkpoints import save_tensors
 from offsupport.core.errors import ConfigError, FileError, ModelError
 from offsupport.nn import Normalized, WithProjection, build_network, load_model, projected
+from offsupport.nn.inspect import best_layout
 from offsupport.studies import models
 
 NAME = "resnet18x0.0625"
@@ -22,7 +23,7 @@ def model():
     model = build_network(NAME, 7, "cifar10")
     model.train()
     model(X)  # running statistics that differ from the fresh ones
-    return model.eval().to(memory_format=torch.channels_last)  # as loaded ones are
+    return model.eval()
 
 
 def supcon(weights, body="encoder.", classifier="fc.", projection="head."):
@@ -36,6 +37,38 @@ def supcon(weights, body="encoder.", classifier="fc.", projection="head."):
         else:
             named[body + name] = value
     return named
+
+
+def have_channels_last(model):
+    """Tell of the 3x3 convolutions of a model whether their channels come last; of 1x1 both layouts are the same."""
+    weights = [layer.weight for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    return {w.is_contiguous(memory_format=torch.channels_last) for w in weights if w.shape[2] > 1}
+
+
+@pytest.mark.parametrize(("network", "last"), [("resnet18x0.25", True), ("digits-small", True), (NAME, False)])
+def test_channels_come_last_unless_a_layer_does_not_survive_it(tmp_path, network, last):
+    """A strided 1x1 convolution of 4 channels ruins the heap there: see best_layout."""
+    path = tmp_path / "model.safetensors"
+    whole = build_network(network, 3, "cifar10")
+    save_tensors(path, whole.state_dict(), {"network": network, "normalization": "cifar10"})
+    assert have_channels_last(offsupport.load_model(f"file:{path}")) == {last}
+
+
+@pytest.mark.parametrize(
+    ("layer", "last"),
+    [
+        (nn.Conv2d(4, 8, 1, stride=2), False),
+        (nn.Conv2d(4, 8, 1, stride=(1, 2)), False),
+        (nn.Conv2d(12, 8, 1, stride=2), False),
+        (nn.Conv2d(16, 8, 1, stride=2), True),
+        (nn.Conv2d(4, 8, 1), True),
+        (nn.Conv2d(3, 8, 3, stride=2), True),
+    ],
+)
+def test_the_layers_that_do_not_survive_it(layer, last):
+    assert best_layout(nn.Sequential(nn.Conv2d(3, 4, 3), layer)) == (
+        torch.channels_last if last else torch.contiguous_format
+    )
 
 
 LAYOUTS = {

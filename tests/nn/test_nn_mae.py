@@ -9,8 +9,7 @@ from torch import nn
 
 from offsupport.core.errors import InputError
 from offsupport.nn import MaskedAutoencoder, draw_masks, mae
-from offsupport.nn.mae import SIZES, Inside, make_head, mask_by_noise, visible_patches
-from offsupport.nn.vit import Attention, sincos_position
+from offsupport.nn.mae import SIZES, Attention, Inside, make_head, mask_by_noise, sincos_position, visible_patches
 
 SMALL = {"image": 8, "patch": 2, "dim": 8, "depth": 2, "heads": 2, "decoder_dim": 8, "decoder_depth": 1}
 SMALL |= {"decoder_heads": 2, "head_dim": 8, "head_depth": 1, "head_heads": 2}

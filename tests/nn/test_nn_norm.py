@@ -1,4 +1,4 @@
-"""Batch norm under a policy, and sharpness-aware perturbation."""
+"""Batch norm by the statistics it is told to use, and sharpness-aware perturbation."""
 
 import copy
 import pickle
@@ -51,13 +51,13 @@ SHAPES = {
 
 @pytest.mark.parametrize("cls", SHAPES)
 @pytest.mark.parametrize("training", [True, False])
-def test_the_policy_decides_and_the_flag_does_not(cls, training):
+def test_what_is_shared_decides_and_the_flag_does_not(cls, training):
     bn, x = layer(cls), torch.randn(SHAPES[cls])
     axes = [0, *range(2, x.dim())]
     mean, var = x.mean(axes), x.var(axes, correction=0)
     buffers = {name: value.clone() for name, value in bn.named_buffers()}
-    policy = adopt_batch_norm(bn)
-    policy.prior = 2.0
+    shared = adopt_batch_norm(bn)
+    shared.prior = 2.0
     bn.train(training)
     finish = (lambda z: F.leaky_relu(z, 0.1)) if cls is FusedBatchNorm else (lambda z: z)
     weight = 6 / 8
@@ -67,31 +67,31 @@ def test_the_policy_decides_and_the_flag_does_not(cls, training):
         "blend": normalise(bn, x, bn.running_mean.lerp(mean, weight), bn.running_var.lerp(var, weight)),
     }
     for statistics, z in expected.items():
-        with policy.using(statistics):
+        with shared.using(statistics):
             assert torch.allclose(bn(x), finish(z), atol=1e-5), statistics
-    assert policy.statistics == "source"
+    assert shared.kind == "source"
     assert bn.training == training
     assert all(same_bits(value, buffers[name]) for name, value in bn.named_buffers())
     assert bn.track_running_stats
 
 
-def test_adopting_keeps_keys_hooks_identity_and_is_one_policy_for_all():
+def test_adopting_keeps_keys_hooks_identity_and_shares_one_object():
     net = nn.Sequential(layer(), nn.Sequential(layer(FusedBatchNorm), nn.SyncBatchNorm(4)), nn.GroupNorm(2, 4))
     keys, first = list(net.state_dict()), net[0]
     calls = []
     first.register_forward_hook(lambda *_: calls.append(1))
-    policy = adopt_batch_norm(net)
+    shared = adopt_batch_norm(net)
     assert list(net.state_dict()) == keys
     assert net[0] is first
     assert isinstance(first, nn.BatchNorm2d)
     assert isinstance(first, AdaptiveStatistics)
     assert isinstance(net[1][0], FusedBatchNorm)
-    assert policy.layers == 3
-    assert net[0].policy is net[1][0].policy is policy
+    assert shared.layers == 3
+    assert net[0].norm_statistics is net[1][0].norm_statistics is shared
     net[0](torch.rand(2, 4, 3, 3))
     assert calls == [1]
     again = adopt_batch_norm(net)
-    assert again is not policy
+    assert again is not shared
     assert again.layers == 3
     assert type(net[0]).__mro__.count(AdaptiveStatistics) == 1
 
@@ -99,47 +99,47 @@ def test_adopting_keeps_keys_hooks_identity_and_is_one_policy_for_all():
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 def test_copies_of_adopted_layers_are_complete_and_apart(copied):
     net = nn.Sequential(layer(FusedBatchNorm), layer())
-    policy = adopt_batch_norm(net)
-    policy.prior = 3.0
+    shared = adopt_batch_norm(net)
+    shared.prior = 3.0
     twin = copied(net)
     assert type(twin[0]) is type(net[0])
-    assert twin[0].policy is twin[1].policy is not policy
-    assert twin[0].policy.prior == 3.0
+    assert twin[0].norm_statistics is twin[1].norm_statistics is not shared
+    assert twin[0].norm_statistics.prior == 3.0
     x = torch.randn(5, 4, 3, 3)
-    with policy.using("batch"), twin[0].policy.using("batch"):
+    with shared.using("batch"), twin[0].norm_statistics.using("batch"):
         assert same_bits(net(x), twin(x))
-    with policy.using("batch"):
+    with shared.using("batch"):
         assert not torch.allclose(net(x), twin(x))
 
 
 def test_gradients_of_batch_statistics_flow_through_mean_and_variance():
     bn = layer(nn.BatchNorm1d).double()
-    policy = adopt_batch_norm(bn)
+    shared = adopt_batch_norm(bn)
     x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
-    with policy.using("batch"):
+    with shared.using("batch"):
         assert torch.autograd.gradcheck(bn, (x,))
     one = torch.randn(1, 4, dtype=torch.float64, requires_grad=True)
-    with policy.using("batch"):
+    with shared.using("batch"):
         out = bn(one)
         assert torch.allclose(out, bn.bias[None])
         (gradient,) = torch.autograd.grad(out.sum() + bn.weight.sum(), one, allow_unused=True, materialize_grads=True)
     assert not gradient.any()
 
 
-def test_a_policy_comes_back_after_an_error():
-    policy = adopt_batch_norm(layer())
-    with pytest.raises(RuntimeError), policy.using("batch"):
+def test_what_was_in_use_comes_back_after_an_error():
+    shared = adopt_batch_norm(layer())
+    with pytest.raises(RuntimeError), shared.using("batch"):
         raise RuntimeError
-    assert policy.statistics == "source"
+    assert shared.kind == "source"
 
 
 def test_layers_without_running_statistics_use_the_batch_always():
     bn = nn.BatchNorm2d(4, track_running_stats=False).eval()
     x = torch.randn(6, 4, 3, 3)
     expected = bn(x)
-    policy = adopt_batch_norm(bn)
+    shared = adopt_batch_norm(bn)
     for statistics in ("source", "batch", "blend"):
-        with policy.using(statistics):
+        with shared.using(statistics):
             assert torch.allclose(bn(x), expected, atol=1e-6)
             assert bn(torch.randn(1, 4, 1, 1)).isfinite().all()
 
@@ -165,24 +165,24 @@ def test_perturbed_moves_by_rho_along_the_gradient_and_back_to_the_same_bits():
 def test_followed_statistics_are_those_of_a_layer_in_training_and_the_buffers_stay(cls):
     plain, bn = layer(cls).train(), layer(cls)
     buffers = {name: value.clone() for name, value in bn.named_buffers()}
-    policy = adopt_batch_norm(bn)
+    shared = adopt_batch_norm(bn)
     plain.momentum = 0.3
-    start = policy.follow(bn, momentum=0.3).clone()
+    start = shared.follow(bn, momentum=0.3).clone()
     assert torch.equal(start, torch.stack([bn.running_mean, bn.running_var]))
     for i in range(3):
         x = torch.randn(SHAPES[cls], generator=torch.Generator().manual_seed(i))
-        with policy.using("ema"):
+        with shared.using("ema"):
             assert torch.equal(bn(x), plain(x))
-        assert torch.equal(policy.running, torch.stack([plain.running_mean, plain.running_var]))
-    followed = policy.running.clone()
+        assert torch.equal(shared.running, torch.stack([plain.running_mean, plain.running_var]))
+    followed = shared.running.clone()
     plain.eval()
-    with policy.using("running"):
+    with shared.using("running"):
         assert torch.equal(bn(x), plain(x))
-    with policy.using("blend"):
-        plain_policy = adopt_batch_norm(plain)
-        with plain_policy.using("blend"):
+    with shared.using("blend"):
+        plain_shared = adopt_batch_norm(plain)
+        with plain_shared.using("blend"):
             assert torch.equal(bn(x), plain(x))
-    assert torch.equal(policy.running, followed)
+    assert torch.equal(shared.running, followed)
     assert not torch.equal(followed, start)
     assert all(same_bits(value, buffers[name]) for name, value in bn.named_buffers())
 
@@ -190,26 +190,26 @@ def test_followed_statistics_are_those_of_a_layer_in_training_and_the_buffers_st
 def test_layers_are_followed_side_by_side():
     net = nn.Sequential(layer(channels=4), nn.Conv2d(4, 3, 1), layer(channels=3), nn.BatchNorm2d(3, affine=False))
     net.append(nn.BatchNorm2d(3, track_running_stats=False))
-    policy = adopt_batch_norm(net)
-    assert policy.follow(net).shape == (2, 10)
+    shared = adopt_batch_norm(net)
+    assert shared.follow(net).shape == (2, 10)
     x = torch.randn(6, 4, 5, 5)
     twin = copy.deepcopy(net)
     for bn in twin:
         bn.__class__ = nn.BatchNorm2d if isinstance(bn, nn.BatchNorm2d) else type(bn)
     twin.train()
-    with policy.using("ema"):
+    with shared.using("ema"):
         assert torch.allclose(net(x), twin(x))
     expected = torch.cat([torch.stack([twin[i].running_mean, twin[i].running_var]) for i in (0, 2, 3)], 1)
-    assert torch.allclose(policy.running, expected)
+    assert torch.allclose(shared.running, expected)
 
 
 def test_without_anything_followed_ema_and_running_change_no_buffer():
     bn, x = layer(), torch.randn(6, 4, 5, 5)
     buffers = {name: value.clone() for name, value in bn.named_buffers()}
-    policy = adopt_batch_norm(bn)
+    shared = adopt_batch_norm(bn)
     out = {}
     for statistics in ("source", "batch", "ema", "running"):
-        with policy.using(statistics):
+        with shared.using(statistics):
             out[statistics] = bn(x)
     assert torch.equal(out["ema"], out["batch"])
     assert torch.equal(out["running"], out["source"])

@@ -7,7 +7,7 @@ import pytest
 
 from offsupport.core.errors import ConfigError
 from offsupport.data import EXTRA, STANDARD
-from offsupport.engine.registry import CHOSEN, NARROW, PUBLISHED, with_narrow
+from offsupport.engine.registry import NARROW, PUBLISHED
 from offsupport.methods import METHODS
 from offsupport.studies import TABLES, Options, cells_of
 from offsupport.studies.ours import ablation, tuning
@@ -54,7 +54,6 @@ def test_the_narrow_preset_is_what_was_chosen():
     for method, best in found.items():
         presets = METHODS[method].presets
         assert presets[NARROW] == presets[PUBLISHED] | best, method
-        assert all(best[name] == value for name, value in CHOSEN.get(method, {}).items())
 
 
 def test_the_ablation_takes_the_chosen_proximal_form():
@@ -73,5 +72,4 @@ def test_a_method_without_a_choice_keeps_what_is_published():
     for method in ("bn", "memo", "tesla+sc"):
         presets = METHODS[method].presets
         assert presets[NARROW] == presets[PUBLISHED]
-    assert METHODS["tent+sc"].presets[NARROW] == METHODS["tent+sc"].presets[PUBLISHED] | CHOSEN["tent"]
-    assert with_narrow("mine", {}) == {}
+    assert METHODS["tent+sc"].presets[NARROW] == METHODS["tent+sc"].presets[PUBLISHED] | {"lr": 3e-3}

@@ -3,7 +3,7 @@
 from offsupport.engine import sparsity as sparsity  # makes names that end in +sc known
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import BatchConfig, MethodConfig, MethodInfo, Options, StepConfig
-from offsupport.engine.registry import METHODS, adapt, list_methods, load_adapted, register
+from offsupport.engine.registry import METHODS, adapt, list_methods, load_adapted, register_method
 from offsupport.engine.source_stats import SourceStats
 
 __all__ = [
@@ -18,5 +18,5 @@ __all__ = [
     "adapt",
     "list_methods",
     "load_adapted",
-    "register",
+    "register_method",
 ]

@@ -1,10 +1,23 @@
-"""The base of every method: it owns the ritual of a batch, a method owns its mathematics."""
+"""The base of every method: it owns the ritual of a batch, a method owns its mathematics.
+
+What a batch goes through, in the order of :meth:`Adapter.forward`:
+
+1. It is checked; a batch the model cannot take is refused with a remedy.
+2. Samples with non-finite values are set apart. The source weights predict them, and nothing else sees them.
+3. With ``window=N`` past images fill it up; a step is due once per N new images.
+4. A batch below ``min_batch`` is predicted without a step, by blended batch-norm statistics.
+5. Otherwise the method's :meth:`Adapter.step` runs under a guard: a non-finite loss, gradient or parameter undoes it.
+6. Logits are never non-finite, and a collapse of the predictions into one class is noticed.
+
+Below the classes stand what the guard is made of and what is refused.
+"""
 
 from __future__ import annotations
 
 import abc
 import copy
 import dataclasses
+import functools
 import hashlib
 import math
 import warnings
@@ -16,16 +29,392 @@ from torch import Tensor, nn
 
 from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError
 from offsupport.core.seeds import derive_seed
-from offsupport.engine import state
 from offsupport.engine.config import EVENTS, BatchConfig, MethodConfig, MethodInfo, Options, StepConfig
 from offsupport.engine.source_stats import SourceStats
-from offsupport.engine.state import Lifecycle
+from offsupport.engine.state import Lifecycle, Memory
 from offsupport.functional import as_rows
 from offsupport.nn.inspect import capture_input, device_and_dtype, find_head, input_rank
-from offsupport.nn.norm import Statistics, adopt_batch_norm, affine_parameters, norm_layers
+from offsupport.nn.norm import NormStatistics, Statistics, adopt_batch_norm, affine_parameters, norm_layers
 from offsupport.nn.normalized import ROOM
 
-# What keeps a stream safe: bad samples are set apart, bad steps are undone, collapse is noticed.
+WIDEST = 8192
+"""Features with more coordinates have a covariance of more than 256 MB: they are refused."""
+
+
+class Adapter(Lifecycle, abc.ABC):
+    """Wraps a classifier; called on a batch, it adapts and returns logits.
+
+    A subclass declares its hyper-parameters (``config_class``), chooses parameters (:meth:`trainable`), declares what
+    it remembers (:meth:`initial_memory`) and writes one :meth:`step`. Checks, gradient mode, the guard, the optimiser,
+    resetting and saving are the same for all and live here.
+    """
+
+    info: ClassVar[MethodInfo]
+    """The card of the method; ``register_method`` puts it here."""
+    config_class: ClassVar[type[MethodConfig]]
+    """The class of its hyper-parameters, from there too."""
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar10": {}, "cifar100": {}, "imagenet": {}}
+    """Hyper-parameters by the name of the preset; ``cifar10-small``, if it is not said, is ``cifar10``."""
+    sparse_presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    """What the sparsity constraint changes in them, where that is not the same for all methods."""
+    statistics: ClassVar[Statistics] = "batch"
+    """What batch norm normalises by when the method is called."""
+    small_batch_with_norm: ClassVar[int] = 16
+    """The default of ``min_batch`` where there is batch norm, whose statistics need a batch."""
+    small_batch_without: ClassVar[int] = 1
+    """The default of ``min_batch`` where there is none."""
+
+    config: MethodConfig
+    unreached: frozenset[str] | set[str] = frozenset()
+    """Adapted parameters that the last loss did not depend on; neither momentum nor a penalty may move them."""
+
+    @torch.inference_mode(False)
+    def __init__(
+        self, model: nn.Module, config: MethodConfig, options: Options, source: SourceStats | None = None
+    ) -> None:
+        super().__init__()
+        check_model(model, self.info)
+        self.config = config
+        self.options = options
+        self.model = (model if options.inplace else copy.deepcopy(model)).eval()
+        self.source = None if source is None else source.to(self.device)
+        self.norm_statistics = adopt_batch_norm(self.model)
+        self.parameters_adapted = self._select()
+        self._set_up_batches()
+        # Names in the memory are names in saved files.
+        self.memory = Memory(
+            {"collapse": torch.empty(0), "fired": torch.zeros(()), "window": torch.empty(0), "fresh": torch.zeros(())}
+            | self.initial_memory()
+        )
+        self.generator = torch.Generator().manual_seed(options.seed)
+        self.monitor = CollapseMonitor()
+        self.events = dict.fromkeys(EVENTS, 0)
+        self.passes = {"forward": 0, "backward": 0}
+        self._start = self.snapshot()
+
+    # What a method may say -------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def step(self, x: Tensor) -> Tensor:
+        """Adapt to the batch ``x`` and return its logits. Call :meth:`network`, :meth:`descend`, :meth:`count`."""
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the parameters to adapt by their names in the model; none by default."""
+        return {}
+
+    def initial_memory(self) -> dict[str, Tensor]:
+        """Return what the method remembers between batches, at its start; an empty tensor stands for "not yet"."""
+        return {}
+
+    def collect(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return what the method must know of source images; methods that use source statistics override it."""
+        raise SourceStatsError(f"The method {self.info.name!r} uses no source statistics.", "Adapt without them.")
+
+    def decays(self) -> dict[str, float]:
+        """Return how much of each adapted parameter a teacher keeps at a step, by name; a method without one: nothing.
+
+        A method that overrides this has a teacher, and its constrained form takes ``teacher_decay``.
+        """
+        return {}
+
+    def never_updated(self) -> list[nn.Module]:
+        """Return the modules that a sparsity constraint must leave alone, too; none by default."""
+        return []
+
+    def announce(self) -> None:
+        """Tell the user, once, what they should know about this set-up; nothing by default."""
+
+    # What a method may use -------------------------------------------------------------------------------------------
+
+    def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
+        """Run the model, with ``tensors`` in place of its own where given, and return its logits (N, K, ...)."""
+        self.passes["forward"] += 1
+        out = self.model(x) if tensors is None else torch.func.functional_call(self.model, tensors, (x,))
+        return check_output(out if self.options.logits is None else self.options.logits(out), len(x))
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the logits of ``x`` without a step: a forward pass that keeps no graph."""
+        return self.network(x)
+
+    @torch.no_grad()
+    def source_features(self, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield features (N, D) and logits (N, K) of each batch, by the weights and statistics the model came with."""
+        for x in batches:
+            with self.norm_statistics.using("source"), capture_input(self.classifier) as features:
+                logits = self.network(x)
+            z = as_rows(features[0])
+            if z.shape[1] > WIDEST:
+                raise ModelError(
+                    f"The features have {z.shape[1]} coordinates, and their covariance does not fit into memory.",
+                    "Name a layer with fewer inputs: head='name of the module'.",
+                )
+            if not (z.isfinite().all() and logits.isfinite().all()):
+                raise InputError("The source images give non-finite features.", "Remove images with NaN or infinity.")
+            yield z, as_rows(logits)
+
+    def without_step(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch whose step was undone."""
+        return self.predict(x)
+
+    @property
+    def source_parameters(self) -> dict[str, Tensor]:
+        """The adapted parameters as they came, by name."""
+        return self._start.parameters
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """Return the gradients of ``loss`` by the adapted parameters; where anything is non-finite, reject the step."""
+        require_finite_loss(loss)
+        require_graph(loss)
+        self.passes["backward"] += 1
+        parameters = list(self.parameters_adapted.values())
+        # Not loss.backward(): that would also fill the gradients of whoever shares the graph.
+        found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        if not all_finite(list(found)):
+            raise StepRejected("bad_grad")
+        return list(found)
+
+    def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Take one step of the optimiser along ``gradients``; parameters that end up non-finite reject the step."""
+        assert self.optimizer is not None  # noqa: S101 (a method with a step declares trainable parameters)
+        for parameter, gradient in zip(self.parameters_adapted.values(), gradients, strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if not all_finite([parameter.detach() for parameter in self.parameters_adapted.values()]):
+            raise StepRejected("bad_param")
+
+    def descend(self, loss: Tensor) -> None:
+        """Take one step down ``loss``."""
+        self.apply_gradients(self.gradients(loss))
+
+    def count(self, event: str) -> None:
+        """Count an intervention of the guard."""
+        self.events[event] += 1
+
+    def recover(self) -> None:
+        """Put parameters, optimiser and memory back to the start, as an intervention of the guard that is counted."""
+        # The window of past images and the random generator go on: they know nothing of what went wrong.
+        memory = self._start.memory | {name: self.memory[name] for name in ("window", "fresh")}
+        self.restore(dataclasses.replace(self._start, memory=memory, generator=self.generator.get_state()))
+        self.count("reset")
+
+    # The ritual ------------------------------------------------------------------------------------------------------
+
+    @final  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        """Adapt to ``x`` and return its logits; also inside ``torch.no_grad()`` and ``torch.inference_mode()``."""
+        # Before the check, which may run the model: in training mode that would move its batch-norm buffers.
+        if any(module.training for module in self.model.modules()):
+            self.model.eval()
+        check_input(x, self.model)
+        with torch.inference_mode(False), torch.enable_grad(), self.norm_statistics.using(self.statistics):
+            x = x.clone() if x.is_inference() else x.detach()
+            good = finite_rows(x)
+            if len(x) and good.all():
+                return self._serve(x).detach()
+            return self._serve_good(x, good).detach()
+
+    def _serve_good(self, x: Tensor, good: Tensor) -> Tensor:
+        """Serve the good samples as if the bad ones were not there; the source weights predict those."""
+        if not len(x):
+            # One sample of zeros tells the shape of the logits.
+            return self._source_logits(x.new_zeros(1, *x.shape[1:]))[:0]
+        self.count("bad_input")
+        repaired, usable = repair(x[~good])
+        fallback = self._source_logits(repaired)
+        fallback[~usable] = 0.0
+        logits = fallback.new_empty(len(x), *fallback.shape[1:])
+        logits[~good] = fallback
+        if good.any():
+            logits[good] = self._serve(x[good]).detach()
+        return logits
+
+    def _serve(self, x: Tensor) -> Tensor:
+        batch, due = self._with_past(x)
+        if len(batch) < self.min_batch:
+            self.count("small_batch")
+            with self.norm_statistics.using("source" if self.statistics == "source" else "blend"):
+                logits = self.predict(batch)
+        elif due and self.parameters_adapted and blank(batch):
+            # A covered camera gives certain predictions and gradients all the same: a method would learn darkness.
+            self.count("empty_selection")
+            logits = self.predict(batch)
+        else:
+            logits = self._guarded_step(batch) if due else self.predict(batch)
+        # The newest images stand last in the window; only they are answered.
+        logits = self._finite_logits(logits[-len(x) :].detach(), x)
+        self._watch(logits)
+        return logits
+
+    def _with_past(self, x: Tensor) -> tuple[Tensor, bool]:
+        """Fill the batch up with past images to the size of the window; a step is due once per window of new images."""
+        size = self.options.window
+        if not size:
+            return x, True
+        past = self.memory["window"]
+        # Images of another size cannot share a batch: the window starts anew.
+        fits = past.shape[1:] == x.shape[1:]
+        batch = torch.cat([past, x])[-max(size, len(x)) :] if fits else x
+        fresh = self.memory["fresh"] + len(x)
+        due = bool(fresh >= size)
+        self.memory["window"] = batch[plausible_rows(batch)][-size:].clone()
+        self.memory["fresh"] = torch.zeros(()) if due else fresh
+        return batch, due
+
+    def _guarded_step(self, x: Tensor) -> Tensor:
+        before = self.snapshot()  # a method may have moved parameters, memory and generator before it fails
+        try:
+            return self.step(x)
+        except StepRejected as rejected:
+            self.restore(before)
+            self.count(rejected.event)
+            return self.without_step(x)
+
+    @torch.no_grad()
+    def _source_logits(self, x: Tensor) -> Tensor:
+        """Predict with the weights and statistics the model came with; uniformly where they give no finite logits."""
+        with self.norm_statistics.using("source"):
+            logits = self.network(x, self.source_parameters).clone()
+        logits[~finite_rows(logits)] = 0.0
+        return logits
+
+    def _finite_logits(self, logits: Tensor, x: Tensor) -> Tensor:
+        """Never return a non-finite logit: such samples get the source prediction, or the uniform one."""
+        broken = ~finite_rows(logits)
+        if not broken.any():
+            return logits
+        self.count("bad_input")
+        logits = logits.clone()
+        logits[broken] = self._source_logits(x[broken])
+        return logits
+
+    def _watch(self, logits: Tensor) -> None:
+        if self.options.collapse == "off" or not self.parameters_adapted:
+            return
+        seen = self.monitor.observe(self.memory["collapse"], logits)
+        collapsed = self.monitor.collapsed(seen)
+        warned = bool(self.memory["fired"])
+        self.memory.update({"collapse": seen, "fired": torch.tensor(float(collapsed))})
+        if collapsed and not warned:  # once for each collapse, not for each batch of it
+            self.count("collapse")
+            advice = "It is reset." if self.options.collapse == "reset" else 'Lower lr, or pass collapse="reset".'
+            warnings.warn(
+                f"{self.info.name}: nearly all of the last {self.monitor.window} predictions fall into one class: "
+                f"the adaptation may have collapsed. {advice}",
+                stacklevel=6,
+            )
+        if collapsed and self.options.collapse == "reset":
+            self.recover()
+
+    # Set-up ----------------------------------------------------------------------------------------------------------
+
+    def head(self) -> tuple[str, nn.Module]:
+        """Return the name and module of the classifier layer."""
+        return find_head(self.model, self.options.head)
+
+    @functools.cached_property
+    def classifier(self) -> nn.Module:
+        """The classifier layer; its inputs are the features."""
+        return self.head()[1]
+
+    @property
+    def policy(self) -> NormStatistics:
+        """The old name of ``norm_statistics``."""
+        warnings.warn(
+            "Adapter.policy is now Adapter.norm_statistics. The old name goes with version 0.4.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.norm_statistics
+
+    def summary(self) -> str:
+        """Say in a few lines what adapts, and how."""
+        count = sum(parameter.numel() for parameter in self.parameters_adapted.values())
+        names = ", ".join(self.parameters_adapted) or "none"
+        return (
+            f"{self.info.name}: {self.info.summary}\n{self.config}\n"
+            f"batches below {self.min_batch} are predicted without a step; "
+            f"{self.norm_statistics.layers} batch-norm layers use {self.statistics} statistics\n"
+            f"{count} values adapted in {len(self.parameters_adapted)} tensors: {names}"
+        )
+
+    def _select(self) -> dict[str, nn.Parameter]:
+        """Switch gradients on for the parameters to adapt and off for all others."""
+        self.model.requires_grad_(False)
+        chosen = self.trainable()
+        for parameter in chosen.values():
+            parameter.requires_grad_(True)
+        return chosen
+
+    def _set_up_batches(self) -> None:
+        self.min_batch = 1
+        self.optimizer: torch.optim.Optimizer | None = None
+        if isinstance(self.config, BatchConfig):
+            default = self.small_batch_with_norm if self.norm_statistics.layers else self.small_batch_without
+            self.min_batch = default if self.config.min_batch is None else self.config.min_batch
+            self.norm_statistics.prior = self.config.prior
+            if 0 < self.options.window < self.min_batch:
+                raise ConfigError(
+                    f"A window of {self.options.window} never reaches min_batch={self.min_batch}, so no step is taken.",
+                    f"Use window={self.min_batch} or more, or a smaller min_batch.",
+                )
+        if isinstance(self.config, StepConfig):
+            if not self.parameters_adapted:
+                raise ModelError(
+                    f"The method {self.info.name!r} finds no parameter to adapt in this model.",
+                    "Exclude fewer layers, or use another method.",
+                )
+            self.optimizer = self.config.make_optimizer(self.parameter_groups())
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the adapted parameters as an optimiser takes them."""
+        return [{"params": list(self.parameters_adapted.values())}]
+
+
+# The base of methods that augment images: they must know what a pixel is.
+
+
+class PixelAdapter(Adapter):
+    """An adapter of classifiers of images in [0, 1]; what lies a little outside is clipped before every pass."""
+
+    def images(self, x: Tensor) -> Tensor:
+        """Return ``x`` clipped to [0, 1]; a stream that starts with anything but images is refused."""
+        if self.passes["backward"] == 0:  # a refusal in the middle of a stream would lose what was learnt
+            require_images(x, self.info.name)
+        return x.clamp(0, 1)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the logits of ``x`` without a step."""
+        return self.network(self.images(x))
+
+    def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
+        """Run the model on clipped images and return its logits, (N, K)."""
+        logits = super().network(x.clamp(0, 1), tensors)
+        if logits.dim() > 2:
+            raise ModelError(
+                f"The method {self.info.name!r} compares augmented copies of whole images, and this model predicts "
+                f"every position: its logits have shape {tuple(logits.shape)}.",
+                "Use 'tent' or 'sar' for dense predictions.",
+            )
+        return logits
+
+
+# Random draws that belong to an image: the same wherever it stands in a stream, and in whatever company.
+
+
+def draws_for(x: Tensor, purpose: str, seed: int) -> torch.Generator:
+    """Return a generator that depends on purpose, seed and the pixels of ``x`` alone.
+
+    So the same numbers come out however a stream is split over workers, and methods that share a purpose and a seed
+    share their draws.
+    """
+    content = hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return torch.Generator().manual_seed(derive_seed(purpose, seed, content))
+
+
+# The guard: bad samples are set apart, bad steps are undone, collapse is noticed.
 
 
 LARGEST = 1e4
@@ -98,6 +487,7 @@ def all_finite(tensors: list[Tensor]) -> bool:
     """
     if not tensors:
         return True
+    # One reading of the memory for all tensors: `isfinite` of each would cost a pass, and a wait, per tensor.
     sums = torch.stack([tensor.sum().to(tensors[0].device) for tensor in tensors])
     return bool(sums.isfinite().all()) or all(bool(tensor.isfinite().all()) for tensor in tensors)
 
@@ -224,340 +614,3 @@ def _logits_of(out: Any) -> str:
     if isinstance(out, Mapping):
         return f"out[{next((key for key in out if 'logit' in str(key)), next(iter(out), 'logits'))!r}]"
     return "out[0]" if isinstance(out, (tuple, list)) else "out.logits"
-
-
-WIDEST = 8192
-"""Features with more coordinates have a covariance of more than 256 MB: they are refused."""
-
-
-class Adapter(Lifecycle, abc.ABC):
-    """Wraps a classifier; called on a batch, it adapts and returns logits.
-
-    A subclass declares its hyper-parameters (``config_class``), chooses parameters (:meth:`trainable`), declares what
-    it remembers (:meth:`initial_memory`) and writes one :meth:`step`. Checks, gradient mode, the guard, the optimiser,
-    resetting and saving are the same for all and live here.
-    """
-
-    info: ClassVar[MethodInfo]
-    config_class: ClassVar[type[MethodConfig]]
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar10": {}, "cifar100": {}, "imagenet": {}}
-    statistics: ClassVar[Statistics] = "batch"
-    small_batch_with_norm: ClassVar[int] = 16
-    small_batch_without: ClassVar[int] = 1
-
-    config: MethodConfig
-
-    @torch.inference_mode(False)
-    def __init__(
-        self, model: nn.Module, config: MethodConfig, options: Options, source: SourceStats | None = None
-    ) -> None:
-        super().__init__()
-        check_model(model, self.info)
-        self.config = config
-        self.options = options
-        self.model = (model if options.inplace else copy.deepcopy(model)).eval()
-        self.source = None if source is None else source.to(self.device)
-        self.policy = adopt_batch_norm(self.model)
-        self.parameters_adapted = self._select()
-        self._set_up_batches()
-        self.memory = state.Memory(
-            {"collapse": torch.empty(0), "fired": torch.zeros(()), "window": torch.empty(0), "fresh": torch.zeros(())}
-            | self.initial_memory()
-        )
-        self.generator = torch.Generator().manual_seed(options.seed)
-        self.monitor = CollapseMonitor()
-        self.events = dict.fromkeys(EVENTS, 0)
-        self.passes = {"forward": 0, "backward": 0}
-        self._start = self.snapshot()
-
-    unreached: frozenset[str] | set[str] = frozenset()
-    """Adapted parameters that the last loss did not depend on; neither momentum nor a penalty may move them."""
-
-    # What a method may say -------------------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def step(self, x: Tensor) -> Tensor:
-        """Adapt to the batch ``x`` and return its logits. Call :meth:`network`, :meth:`descend`, :meth:`count`."""
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Return the parameters to adapt by their names in the model; none by default."""
-        return {}
-
-    def initial_memory(self) -> dict[str, Tensor]:
-        """Return what the method remembers between batches, at its start; an empty tensor stands for "not yet"."""
-        return {}
-
-    def collect(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return what the method must know of source images; methods that use source statistics override it."""
-        raise SourceStatsError(f"The method {self.info.name!r} uses no source statistics.", "Adapt without them.")
-
-    def announce(self) -> None:
-        """Tell the user, once, what they should know about this set-up; nothing by default."""
-
-    # What a method may use -------------------------------------------------------------------------------------------
-
-    def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
-        """Run the model, with ``tensors`` in place of its own where given, and return its logits (N, K, ...)."""
-        self.passes["forward"] += 1
-        out = self.model(x) if tensors is None else torch.func.functional_call(self.model, tensors, (x,))
-        return check_output(out if self.options.logits is None else self.options.logits(out), len(x))
-
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        """Return the logits of ``x`` without a step: a forward pass that keeps no graph."""
-        return self.network(x)
-
-    @torch.no_grad()
-    def source_features(self, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield features (N, D) and logits (N, K) of each batch, by the weights and statistics the model came with."""
-        for x in batches:
-            with self.policy.using("source"), capture_input(self.head()[1]) as features:
-                logits = self.network(x)
-            z = as_rows(features[0])
-            if z.shape[1] > WIDEST:
-                raise ModelError(
-                    f"The features have {z.shape[1]} coordinates, and their covariance does not fit into memory.",
-                    "Name a layer with fewer inputs: head='name of the module'.",
-                )
-            if not (z.isfinite().all() and logits.isfinite().all()):
-                raise InputError("The source images give non-finite features.", "Remove images with NaN or infinity.")
-            yield z, as_rows(logits)
-
-    def without_step(self, x: Tensor) -> Tensor:
-        """Return the logits of a batch whose step was undone."""
-        return self.predict(x)
-
-    @property
-    def source_parameters(self) -> dict[str, Tensor]:
-        """The adapted parameters as they came, by name."""
-        return self._start.parameters
-
-    def gradients(self, loss: Tensor) -> list[Tensor]:
-        """Return the gradients of ``loss`` by the adapted parameters; where anything is non-finite, reject the step."""
-        require_finite_loss(loss)
-        require_graph(loss)
-        self.passes["backward"] += 1
-        parameters = list(self.parameters_adapted.values())
-        found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        if not all_finite(list(found)):
-            raise StepRejected("bad_grad")
-        return list(found)
-
-    def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Take one step of the optimiser along ``gradients``; parameters that end up non-finite reject the step."""
-        assert self.optimizer is not None  # noqa: S101 (a method with a step declares trainable parameters)
-        for parameter, gradient in zip(self.parameters_adapted.values(), gradients, strict=True):
-            parameter.grad = gradient
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if not all_finite([parameter.detach() for parameter in self.parameters_adapted.values()]):
-            raise StepRejected("bad_param")
-
-    def descend(self, loss: Tensor) -> None:
-        """Take one step down ``loss``."""
-        self.apply_gradients(self.gradients(loss))
-
-    def count(self, event: str) -> None:
-        """Count an intervention of the guard."""
-        self.events[event] += 1
-
-    def recover(self) -> None:
-        """Put parameters, optimiser and memory back to the start, as an intervention of the guard that is counted."""
-        # The window of past images and the random generator go on: they know nothing of what went wrong.
-        memory = self._start.memory | {name: self.memory[name] for name in ("window", "fresh")}
-        self.restore(dataclasses.replace(self._start, memory=memory, generator=self.generator.get_state()))
-        self.count("reset")
-
-    # The ritual ------------------------------------------------------------------------------------------------------
-
-    @final  # type: ignore[misc]
-    def forward(self, x: Tensor) -> Tensor:
-        """Adapt to ``x`` and return its logits; also inside ``torch.no_grad()`` and ``torch.inference_mode()``."""
-        check_input(x, self.model)
-        if any(module.training for module in self.model.modules()):
-            self.model.eval()
-        with torch.inference_mode(False), torch.enable_grad(), self.policy.using(self.statistics):
-            x = x.clone() if x.is_inference() else x.detach()
-            good = finite_rows(x)
-            if len(x) and good.all():
-                return self._serve(x).detach()
-            return self._serve_good(x, good).detach()
-
-    def _serve_good(self, x: Tensor, good: Tensor) -> Tensor:
-        """Serve the good samples as if the bad ones were not there; the source weights predict those."""
-        if not len(x):
-            return self._source_logits(x.new_zeros(1, *x.shape[1:]))[:0]
-        self.count("bad_input")
-        repaired, usable = repair(x[~good])
-        fallback = self._source_logits(repaired)
-        fallback[~usable] = 0.0
-        logits = fallback.new_empty(len(x), *fallback.shape[1:])
-        logits[~good] = fallback
-        if good.any():
-            logits[good] = self._serve(x[good]).detach()
-        return logits
-
-    def _serve(self, x: Tensor) -> Tensor:
-        batch, due = self._with_past(x)
-        if len(batch) < self.min_batch:
-            self.count("small_batch")
-            with self.policy.using("source" if self.statistics == "source" else "blend"):
-                logits = self.predict(batch)
-        elif due and self.parameters_adapted and blank(batch):
-            self.count("empty_selection")
-            logits = self.predict(batch)
-        else:
-            logits = self._guarded_step(batch) if due else self.predict(batch)
-        logits = self._finite_logits(logits[-len(x) :].detach(), x)
-        self._watch(logits)
-        return logits
-
-    def _with_past(self, x: Tensor) -> tuple[Tensor, bool]:
-        """Fill the batch up with past images to the size of the window; a step is due once per window of new images."""
-        size = self.options.window
-        if not size:
-            return x, True
-        past = self.memory["window"]
-        # Images of another size cannot share a batch: the window starts anew.
-        fits = past.shape[1:] == x.shape[1:]
-        batch = torch.cat([past, x])[-max(size, len(x)) :] if fits else x
-        fresh = self.memory["fresh"] + len(x)
-        due = bool(fresh >= size)
-        self.memory["window"] = batch[plausible_rows(batch)][-size:].clone()
-        self.memory["fresh"] = torch.zeros(()) if due else fresh
-        return batch, due
-
-    def _guarded_step(self, x: Tensor) -> Tensor:
-        before = self.snapshot()
-        try:
-            return self.step(x)
-        except StepRejected as rejected:
-            self.restore(before)
-            self.count(rejected.event)
-            return self.without_step(x)
-
-    @torch.no_grad()
-    def _source_logits(self, x: Tensor) -> Tensor:
-        """Predict with the weights and statistics the model came with; uniformly where they give no finite logits."""
-        with self.policy.using("source"):
-            logits = self.network(x, self.source_parameters).clone()
-        logits[~finite_rows(logits)] = 0.0
-        return logits
-
-    def _finite_logits(self, logits: Tensor, x: Tensor) -> Tensor:
-        """Never return a non-finite logit: such samples get the source prediction, or the uniform one."""
-        broken = ~finite_rows(logits)
-        if not broken.any():
-            return logits
-        self.count("bad_input")
-        logits = logits.clone()
-        logits[broken] = self._source_logits(x[broken])
-        return logits
-
-    def _watch(self, logits: Tensor) -> None:
-        if self.options.collapse == "off" or not self.parameters_adapted:
-            return
-        self.memory["collapse"] = self.monitor.observe(self.memory["collapse"], logits)
-        collapsed = self.monitor.collapsed(self.memory["collapse"])
-        if collapsed and not self.memory["fired"]:
-            self.count("collapse")
-            advice = "It is reset." if self.options.collapse == "reset" else 'Lower lr, or pass collapse="reset".'
-            warnings.warn(
-                f"{self.info.name}: nearly all of the last {self.monitor.window} predictions fall into one class: "
-                f"the adaptation may have collapsed. {advice}",
-                stacklevel=6,
-            )
-        self.memory["fired"] = torch.tensor(float(collapsed))
-        if collapsed and self.options.collapse == "reset":
-            self.recover()
-
-    # Set-up ----------------------------------------------------------------------------------------------------------
-
-    def head(self) -> tuple[str, nn.Module]:
-        """Return the name and module of the classifier layer."""
-        return find_head(self.model, self.options.head)
-
-    def summary(self) -> str:
-        """Say in a few lines what adapts, and how."""
-        count = sum(parameter.numel() for parameter in self.parameters_adapted.values())
-        names = ", ".join(self.parameters_adapted) or "none"
-        return (
-            f"{self.info.name}: {self.info.summary}\n{self.config}\n"
-            f"batches below {self.min_batch} are predicted without a step; "
-            f"{self.policy.layers} batch-norm layers use {self.statistics} statistics\n"
-            f"{count} values adapted in {len(self.parameters_adapted)} tensors: {names}"
-        )
-
-    def _select(self) -> dict[str, nn.Parameter]:
-        """Switch gradients on for the parameters to adapt and off for all others."""
-        self.model.requires_grad_(False)
-        chosen = self.trainable()
-        for parameter in chosen.values():
-            parameter.requires_grad_(True)
-        return chosen
-
-    def _set_up_batches(self) -> None:
-        self.min_batch = 1
-        self.optimizer: torch.optim.Optimizer | None = None
-        if isinstance(self.config, BatchConfig):
-            default = self.small_batch_with_norm if self.policy.layers else self.small_batch_without
-            self.min_batch = default if self.config.min_batch is None else self.config.min_batch
-            self.policy.prior = self.config.prior
-            if 0 < self.options.window < self.min_batch:
-                raise ConfigError(
-                    f"A window of {self.options.window} never reaches min_batch={self.min_batch}, so no step is taken.",
-                    f"Use window={self.min_batch} or more, or a smaller min_batch.",
-                )
-        if isinstance(self.config, StepConfig):
-            if not self.parameters_adapted:
-                raise ModelError(
-                    f"The method {self.info.name!r} finds no parameter to adapt in this model.",
-                    "Exclude fewer layers, or use another method.",
-                )
-            self.optimizer = self.config.make_optimizer(self.parameter_groups())
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the adapted parameters as an optimiser takes them."""
-        return [{"params": list(self.parameters_adapted.values())}]
-
-
-# The base of methods that augment images: they must know what a pixel is.
-
-
-class PixelAdapter(Adapter):
-    """An adapter of classifiers of images in [0, 1]; what lies a little outside is clipped before every pass."""
-
-    def images(self, x: Tensor) -> Tensor:
-        """Return ``x`` clipped to [0, 1]; a stream that starts with anything but images is refused."""
-        if self.passes["backward"] == 0:  # never in the middle of a stream
-            require_images(x, self.info.name)
-        return x.clamp(0, 1)
-
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        """Return the logits of ``x`` without a step."""
-        return self.network(self.images(x))
-
-    def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
-        """Run the model on clipped images and return its logits, (N, K)."""
-        logits = super().network(x.clamp(0, 1), tensors)
-        if logits.dim() > 2:
-            raise ModelError(
-                f"The method {self.info.name!r} compares augmented copies of whole images, and this model predicts "
-                f"every position: its logits have shape {tuple(logits.shape)}.",
-                "Use 'tent' or 'sar' for dense predictions.",
-            )
-        return logits
-
-
-# Random draws that belong to an image: the same wherever it stands in a stream, and in whatever company.
-
-
-def draws_for(x: Tensor, purpose: str, seed: int) -> torch.Generator:
-    """Return a generator that depends on purpose, seed and the pixels of ``x`` alone.
-
-    So the same numbers come out however a stream is split over workers, and methods that share a purpose and a seed
-    share their draws.
-    """
-    content = hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-    return torch.Generator().manual_seed(derive_seed(purpose, seed, content))

@@ -1,4 +1,4 @@
-"""What a method declares about itself: hyper-parameters and a card."""
+"""What is said before the first batch: a method's card and hyper-parameters, and the user's options."""
 
 from __future__ import annotations
 
@@ -60,6 +60,11 @@ class Options:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MethodConfig:
     """Hyper-parameters of a method; subclasses add fields."""
+
+    @property
+    def independent(self) -> bool:
+        """Whether an image is predicted by that image alone: a stream may be split, and its order does not matter."""
+        return False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

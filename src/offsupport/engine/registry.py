@@ -1,11 +1,16 @@
-"""All methods by name."""
+"""All methods by name, and the one-line calls: adapt a model, list the methods, summarise source data.
+
+A method's file registers it when it is imported; an installed package may add one through the entry points of the group
+``offsupport.methods``. ``+sc`` behind a name is not in the table: the module that implements a suffix registers how one
+method is made of another (:meth:`Methods.register_suffix`), so that this module need not import it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,87 +19,88 @@ from offsupport.core.config import build
 from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError, nearest
 from offsupport.core.registry import Registry
 from offsupport.engine.adapter import Adapter, StepRejected, check_input, check_model
-from offsupport.engine.config import CollapseAction, MethodConfig, MethodInfo, Options, StepConfig
+from offsupport.engine.config import CollapseAction, MethodConfig, MethodInfo, Options
 from offsupport.engine.source_stats import SourceImages, SourceStats, Transform
 from offsupport.engine.state import model_sha256, saved_set_up
 from offsupport.nn.inspect import find_head
 
-# Hyper-parameters for narrow networks on CIFAR-10, where those published for wide ones are not the best.
-#
-# They were chosen by ``offsupport reproduce tuning --scale small``: on the zoo's ResNet-18 of width 16 and the four
-# extra corruptions, four candidates for each method. A method that is not here keeps its published ones, and under
-# the sparsity constraint those of the method it constrains.
-
-
 PUBLISHED, NARROW = "cifar10", "cifar10-small"
-CHOSEN: dict[str, dict[str, Any]] = {
-    "tent": {"lr": 3e-3},
-    "shot": {"lr": 1e-2},
-    "eata": {"lr": 3e-3},
-    "sar": {"lr": 0.1},
-    "tttpp": {"lr": 3.3e-3},
-    "tesla": {"lr": 3e-3},
-    "tesla-s": {"lr": 3e-3},
-    "tesla+sc": {},
-    "tesla-s+sc": {},
-}
-"""What the preset for narrow networks changes in the published one, by method."""
+"""The preset published for CIFAR-10, and the one for narrow networks, for which that is not always the best.
 
-
-def with_narrow(name: str, presets: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the presets of a method with the one for narrow networks, where there is one for CIFAR-10."""
-    if PUBLISHED not in presets:
-        return dict(presets)
-    plain = name.partition("+sc")[0]
-    return {**presets, NARROW: presets[PUBLISHED] | CHOSEN.get(name, CHOSEN.get(plain, {}))}
-
+What the second changes was chosen by ``offsupport reproduce tuning --scale small``: on the zoo's ResNet-18 of width 16
+and the four extra corruptions, four candidates for each method. Where nothing better was found, it is the first.
+"""
 
 A = TypeVar("A", bound=type[Adapter])
+Variant = Callable[[type[Adapter]], type[Adapter]]
+V = TypeVar("V", bound=Variant)
 
-SPARSE = "+sc"
-"""Behind the name of a method that takes steps: the method under the sparsity constraint."""
+
+class Suffix(NamedTuple):
+    """How the methods behind a suffix are made."""
+
+    make: Variant
+    applies: Callable[[type[Adapter]], bool]
 
 
 class Methods(Registry[type[Adapter]]):
-    """Methods by name; ``tent+sc`` is made from ``tent`` when asked for, and not listed."""
+    """Methods by name; a suffix behind a name makes another method of it when asked for, which is not listed."""
+
+    def __init__(self) -> None:
+        super().__init__("method", group="offsupport.methods")
+        self._suffixes: dict[str, Suffix] = {}
+
+    def register_suffix(self, suffix: str, applies: Callable[[type[Adapter]], bool]) -> Callable[[V], V]:
+        """Return a decorator for the function that makes a method of another, for names that end in ``suffix``.
+
+        Args:
+            suffix: What stands behind the name of the other method.
+            applies: Which methods it can be made of, for errors to name what there is; the function itself refuses.
+        """
+
+        def store(make: V) -> V:
+            self._suffixes[suffix] = Suffix(make, applies)
+            return make
+
+        return store
 
     def known(self) -> list[str]:
         """Return the names of all methods, also of those made when asked for."""
-        steps = [name for name, cls in self._items.items() if issubclass(cls.config_class, StepConfig)]
-        return [*self, *(name + SPARSE for name in steps)]
+        names = list(self)  # before what is registered is looked at: this lets other packages register theirs
+        made = ((name, suffix) for suffix, how in self._suffixes.items() for name in names if how.applies(self[name]))
+        return [*names, *(name + suffix for name, suffix in made)]
 
     def __getitem__(self, name: str) -> type[Adapter]:
-        if name in self or not name.endswith(SPARSE):
-            return super().__getitem__(name)
-        return self.constrain(super().__getitem__(self.plain(name)))
-
-    @staticmethod
-    def constrain(method: type[Adapter]) -> type[Adapter]:
-        """Return a method under the sparsity constraint; the module of the constraint puts its own in this place."""
-        raise NotImplementedError(f"the sparsity constraint of {method.info.name} is not loaded")
+        plain = self.plain(name)
+        method = super().__getitem__(plain)
+        return method if plain == name else self._suffixes[name.removeprefix(plain)].make(method)
 
     def plain(self, name: str) -> str:
-        """Return the name of the method without the constraint; what it keeps of source data serves both."""
-        return name if name in self else name.removesuffix(SPARSE)
+        """Return the name of the method without a suffix; what it keeps of source data serves both."""
+        if name in self:  # a method may be called as if it had one
+            return name
+        return next((name.removesuffix(suffix) for suffix in self._suffixes if name.endswith(suffix)), name)
 
 
-METHODS = Methods("method")
+METHODS = Methods()
 
 
-def register(info: MethodInfo, config: type[MethodConfig]) -> Callable[[A], A]:
-    """Make an :class:`Adapter` known under ``info.name``, with ``config`` as its hyper-parameters."""
+def register_method(info: MethodInfo, config: type[MethodConfig]) -> Callable[[A], A]:
+    """Make an :class:`Adapter` known under ``info.name``, with ``config`` as its hyper-parameters.
+
+    A decorator of the class. In a package of its own it is found by an entry point of the group ``offsupport.methods``
+    with the same name, whose module holds the class.
+    """
 
     def store(cls: A) -> A:
         cls.info = info
         cls.config_class = config
-        cls.presets = with_narrow(info.name, cls.presets)
+        if PUBLISHED in cls.presets and NARROW not in cls.presets:
+            cls.presets = {**cls.presets, NARROW: dict(cls.presets[PUBLISHED])}
         METHODS.register(info.name)(cls)
         return cls
 
     return store
-
-
-# The one-line entry points: adapt a model, list the methods, summarise source data.
 
 
 _BESIDE = ("preset", "source", *(field.name for field in dataclasses.fields(Options)))
@@ -129,8 +135,8 @@ def adapt(
         window: Fill smaller batches up to this size with past images; a step is taken once per window of new images.
         collapse: What to do when nearly all predictions fall into one class: ``warn``, ``reset`` or ``off``.
         seed: Seed of the method's own random draws.
-        inplace: Adapt the given model itself instead of a copy; its batch-norm layers keep the statistics policy, and
-            with ``+sc`` its layers their updates.
+        inplace: Adapt the given model itself instead of a copy; its batch-norm layers go on
+            normalising by what adapters tell them, and with ``+sc`` its layers keep their updates.
         **hyper: Hyper-parameters of the method; they override the preset.
 
     Example:
@@ -143,11 +149,8 @@ def adapt(
     cls = METHODS[method]
     if isinstance(model, Adapter):
         raise ModelError("This model is adapted already.", "Pass the model inside: adapted.model.")
-    if preset is not None and preset not in cls.presets:
-        raise ConfigError(f"Unknown preset {preset!r} for method {method!r}.", nearest(preset, cls.presets))
     hyper, head = _split_head(hyper, head)
-    wanted = {**(cls.presets[preset] if preset else {}), **hyper}
-    config = build(cls.config_class, wanted, f"method {method!r}", beside=_BESIDE)
+    config = method_config(method, preset, hyper)
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
     options = build(Options, given, "adapt()")
     check_model(model, cls.info)
@@ -155,6 +158,15 @@ def adapt(
     adapter = cls(model, config, options, source)
     adapter.announce()
     return adapter
+
+
+def method_config(method: str, preset: str | None, hyper: Mapping[str, Any]) -> MethodConfig:
+    """Return the hyper-parameters of a method: its defaults, changed by a preset, changed by what is given."""
+    cls = METHODS[method]
+    if preset is not None and preset not in cls.presets:
+        raise ConfigError(f"Unknown preset {preset!r} for method {method!r}.", nearest(preset, cls.presets))
+    wanted = {**(cls.presets[preset] if preset else {}), **hyper}
+    return build(cls.config_class, wanted, f"method {method!r}", beside=_BESIDE)
 
 
 def load_adapted(model: nn.Module, path: Path | str, **options: Any) -> Adapter:
@@ -184,6 +196,7 @@ def source_stats(
     loader: Iterable[Tensor | Sequence[Any]],
     method: str,
     *,
+    preset: str | None = None,
     transform: Transform = "none",
     provenance: Mapping[str, Any] | None = None,
     **options: Any,
@@ -194,6 +207,7 @@ def source_stats(
         model: The model that will be adapted.
         loader: Batches of source images, or of tuples that start with them.
         method: The method the statistics are for.
+        preset: The preset that :func:`adapt` will be given; ``imagenet`` keeps class covariances of TTAC as diagonals.
         transform: ``crop`` takes a random crop (20 to 100 % of the area) of each image and flips every other one, as
             published statistics of TTAC and TTT++ do.
         provenance: What the images are, kept with the statistics; streams of :mod:`offsupport.data` say it themselves.
@@ -203,8 +217,8 @@ def source_stats(
     hyper, head = _split_head(options, options.pop("head", None))
     given = {"head": head, "logits": hyper.pop("logits", None)}
     hyper = {name: value for name, value in hyper.items() if name not in _BESIDE}  # of the stream, not of the source
-    config = build(METHODS[method].config_class, hyper, f"method {method!r}")
-    method = METHODS.plain(method)
+    config = method_config(method, preset, hyper)
+    method = METHODS.plain(method)  # the constrained form is for the stream; both have the same statistics
     cls = METHODS[method]
     adapter = cls(model, config, build(Options, given, "source_stats()"))
     images = SourceImages(loader, transform)
@@ -219,9 +233,9 @@ def source_stats(
 
 def _collect(adapter: Adapter, images: Iterable[Tensor]) -> dict[str, Tensor]:
     """Let a method collect its statistics under the gradient mode and the batch-norm statistics of a step."""
-    with torch.inference_mode(False), torch.enable_grad(), adapter.policy.using(adapter.statistics):
+    with torch.inference_mode(False), torch.enable_grad(), adapter.norm_statistics.using(adapter.statistics):
         try:
-            return adapter.collect(check_input(adapter.brought(x), adapter.model) for x in images)
+            return adapter.collect(check_input(adapter.to_device(x), adapter.model) for x in images)
         except StepRejected:
             raise InputError(
                 "The source images give non-finite losses or gradients.", "Remove images with NaN or infinity."

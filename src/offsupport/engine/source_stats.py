@@ -1,11 +1,16 @@
-"""What a method keeps of the source data: a few tensors, tied to the model they were taken from."""
+"""What a method keeps of the source data: a few tensors, tied to the model they were taken from.
+
+Source data are large and often not allowed to travel; their moments are small and may. So methods that hold a network
+to its source get these alone. Which images and which weights they came from stays with them, because statistics of
+another model, or of the images that are then tested, would give numbers that mean nothing.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -84,6 +89,14 @@ KNOWN = ("dataset", "split", "corruptions", "limit", "seed", "sha256")
 """What a stream says of itself that statistics keep."""
 
 
+@runtime_checkable
+class Described(Protocol):
+    """A loader that says what it holds, as the streams of :mod:`offsupport.data` do."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return what is known of the images, as plain JSON values."""
+
+
 class SourceImages:
     """The images of a loader's batches, one batch at a time; ``samples`` counts them."""
 
@@ -95,6 +108,7 @@ class SourceImages:
         self.samples = 0
 
     def __iter__(self) -> Iterator[Tensor]:
+        # The same crops in every pass: statistics are a function of the images and the model.
         generator = torch.Generator().manual_seed(0)
         for batch in self.loader:
             x = batch if isinstance(batch, Tensor) else batch[0]
@@ -105,7 +119,7 @@ class SourceImages:
 
     def provenance(self) -> dict[str, Any]:
         """Return what is known of the images; a stream of :mod:`offsupport.data` describes itself."""
-        about = self.loader.describe() if hasattr(self.loader, "describe") else {}
+        about = self.loader.describe() if isinstance(self.loader, Described) else {}
         return {name: about[name] for name in KNOWN if name in about} | {"transform": self.transform}
 
 
@@ -153,7 +167,10 @@ def class_feature_moments(
 
 
 class Sums:
-    """Count, sum and sum of outer products of vectors, in double precision: what moments in one pass need."""
+    """Count, sum and sum of outer products of vectors: what moments in one pass need.
+
+    In double precision, because the covariance is the small difference of two large sums.
+    """
 
     def __init__(self) -> None:
         self.count = self.first = self.second = torch.zeros((), dtype=torch.float64)

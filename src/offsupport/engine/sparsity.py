@@ -1,4 +1,9 @@
-"""+SC: a method under the sparsity constraint, by gated low-rank updates of every convolution and linear layer."""
+"""+SC: a method under the sparsity constraint, by gated low-rank updates of every convolution and linear layer.
+
+The constraint is not a method: it is mixed into one. ``tent+sc`` is a class made of :class:`Constrained` and ``Tent``
+when its name is asked for, and its hyper-parameters are a dataclass made of :class:`Constraint` and those of ``tent``.
+Both are made anew in every process, so copies and pickles name what they were made of instead of themselves.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +23,19 @@ from offsupport.core.errors import ConfigError, ModelError
 from offsupport.core.seeds import derive_seed
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import MethodConfig, StepConfig, require
-from offsupport.engine.registry import METHODS, SPARSE, with_narrow
+from offsupport.engine.registry import METHODS, NARROW, PUBLISHED
 from offsupport.functional import soft_threshold
 from offsupport.nn.lora import Gates, add_updates, describe_updates, merge, updated_layers
 from offsupport.nn.projected import find_projection
+
+SUFFIX = "+sc"
+"""Behind the name of a method that takes steps: the method under the sparsity constraint."""
 
 # Hyper-parameters of the sparsity constraint, beside those of whatever method it constrains.
 
 
 Preset = dict[str, dict[str, Any]]
+"""Hyper-parameters by the name of the preset."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,6 +79,7 @@ class Constraint:
         return "ones" if self.penalty == "prox" else "normal"
 
     def __reduce__(self) -> Any:
+        # No module holds the class of this configuration: it is made again from its two halves.
         return _rebuild_config, (self.base, isinstance(self, TeacherConstraint), dataclasses.asdict(self))
 
 
@@ -125,7 +135,7 @@ class Constrained(Adapter):
 
         Nothing where each image is an episode: its updates are gone with it.
         """
-        if getattr(self.config, "independent", False):
+        if self.config.independent:
             return super().findings()
         updates = describe_updates(self.model)
         gates = [gate.detach() for gate in self.gates.values()]
@@ -152,7 +162,7 @@ class Constrained(Adapter):
         merged = copy.deepcopy(self.model)
         parameters = dict(merged.named_parameters())
         with torch.no_grad():
-            for name, value in self.speaking().items():
+            for name, value in self.predicting_parameters().items():
                 parameters[name].copy_(value)
         return merge(merged)
 
@@ -160,6 +170,7 @@ class Constrained(Adapter):
         """Take a step with the penalty: l1 adds its subgradient, prox follows with a soft threshold."""
         gates = self.gates
         if self.config.penalty == "l1" and gates:
+            # Added to gradients rather than to the loss: a method with two losses in a step pays the penalty once.
             weight = self.config.ratio_s / sum(gate.numel() for gate in gates.values())
             gradients = [
                 gradient + weight * gates[name].detach().sign() if name in gates else gradient
@@ -192,15 +203,16 @@ class Constrained(Adapter):
             chosen = {}
         projection = find_projection(self.model)
         left_out = [] if projection is None else [projection]  # no prediction depends on it
-        left_out += [] if self.config.train_head else [self.head()[1]]
-        left_out += getattr(self, "never_updated", list)()
+        left_out += [] if self.config.train_head else [self.classifier]
+        left_out += self.never_updated()
+        # Draws of its own: the method's generator starts as it does without the constraint.
         generator = torch.Generator().manual_seed(derive_seed("low-rank updates", self.options.seed))
         self.low_rank = add_updates(self.model, self.config.rank, self.config.initial_gates, generator, left_out)
         if not self.low_rank:
             raise ModelError(
                 f"The method {self.info.name!r} updates convolutions and linear layers, and this model has none with a "
                 "weight of its own" + ("." if self.config.train_head else " beside the classifier."),
-                f"Use {self.method.info.name!r} without {SPARSE}.",
+                f"Use {self.method.info.name!r} without {SUFFIX}.",
             )
         return chosen | self.low_rank
 
@@ -223,33 +235,36 @@ class ConstrainedStudent(Constrained):
 
     def decays(self) -> dict[str, float]:
         """Return how much the teacher keeps at a step of each adapted parameter, by name."""
-        decays: dict[str, float] = super().decays()  # type: ignore[misc]  # of the method
+        decays = super().decays()
         own = self.config.teacher_decay
         return decays if own is None else decays | dict.fromkeys(self.low_rank, own)
 
 
+def takes_steps(method: type[Adapter]) -> bool:
+    """Tell whether a method takes gradient steps, so that there is something to constrain."""
+    return issubclass(method.config_class, StepConfig)
+
+
+@METHODS.register_suffix(SUFFIX, applies=takes_steps)
 @functools.cache
 def constrained(method: type[Adapter]) -> type[Adapter]:
     """Return ``method`` under the sparsity constraint, as a class; a method without gradient steps has none."""
     info, config_class = method.info, cast("Any", method.config_class)
-    if not issubclass(config_class, StepConfig):
+    if not takes_steps(method):
         raise ConfigError(
             f"The method {info.name!r} takes no gradient steps, so there is nothing to constrain.",
-            f"Use {SPARSE} behind a method that does, as in 'tent{SPARSE}'.",
+            f"Use {SUFFIX} behind a method that does, as in 'tent{SUFFIX}'.",
         )
-    teacher = hasattr(method, "decays")
-    ours = {name: PRESETS[name] | (TEACHER_PRESETS[name] if teacher else {}) for name in PRESETS}
+    teacher = method.decays is not Adapter.decays
     body = {
         "__doc__": f"{info.name} with gated low-rank updates.",
         "__module__": __name__,
         "method": method,
         "config_class": constrained_config(config_class, teacher),
-        "presets": with_narrow(
-            info.name + SPARSE, {name: preset | ours.get(name, {}) for name, preset in method.presets.items()}
-        ),
+        "presets": _constrained_presets(method, teacher),
         "info": dataclasses.replace(
             info,
-            name=info.name + SPARSE,
+            name=info.name + SUFFIX,
             summary=f"{info.summary.removesuffix('.')}, also by sparse low-rank updates of all weights.",
             paper=f"{info.paper}; Kong et al. 2024",
             adapts=f"{info.adapts}; gated low-rank updates of convolutions and linear layers",
@@ -259,8 +274,15 @@ def constrained(method: type[Adapter]) -> type[Adapter]:
     return cast("type[Adapter]", abc.ABCMeta(f"Constrained{method.__name__}", (mixin, method), body))
 
 
+def _constrained_presets(method: type[Adapter], teacher: bool) -> Preset:
+    """Return the presets of a method with those of the constraint, and last what the method says for both together."""
+    ours = {name: PRESETS[name] | (TEACHER_PRESETS[name] if teacher else {}) for name in PRESETS}
+    ours[NARROW] = ours[PUBLISHED]
+    return {
+        name: preset | ours.get(name, {}) | method.sparse_presets.get(name, {})
+        for name, preset in method.presets.items()
+    }
+
+
 def _rebuild(method: type[Adapter]) -> Any:
     return constrained(method).__new__(constrained(method))
-
-
-METHODS.constrain = constrained  # type: ignore[method-assign]

@@ -1,9 +1,14 @@
-"""Everything an adapter changes, in one place: captured, restored, and flattened to named tensors."""
+"""Everything an adapter changes, in one place: captured, put back, reset, moved, saved and loaded.
+
+The guard undoes steps, ``reset`` goes back to the start, files continue on another day, and all of it bit for bit. That
+holds only if nothing is forgotten, so adaptive state is declared: adapted parameters, the optimiser's tensors, the
+memory and the random generator make up a :class:`Snapshot`, and there is no other state.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,29 +24,26 @@ from offsupport.engine.source_stats import SourceStats
 Optimizer = torch.optim.Optimizer
 
 
-class Memory:
+class Memory(dict[str, Tensor]):
     """Tensors a method carries from batch to batch, under names declared once.
 
     Values are replaced, never changed in place, so that a shallow copy is a snapshot. An empty tensor is "not yet".
     """
 
-    def __init__(self, initial: Mapping[str, Tensor]) -> None:
-        self._tensors = dict(initial)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
     def __setitem__(self, name: str, value: Tensor) -> None:
-        if name not in self._tensors:
+        # A name that was not there at the start would be missing from the start's snapshot: no reset could remove it.
+        if name not in self:
             raise KeyError(f"memory {name!r} is not declared; return it from initial_memory()")
-        self._tensors[name] = value.detach()
+        super().__setitem__(name, value.detach())
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+    def update(self, values: Mapping[str, Tensor]) -> None:  # type: ignore[override]
+        """Replace several values; those of a plain dict would come in unseen."""
+        for name, value in values.items():
+            self[name] = value
 
-    def copy(self) -> dict[str, Tensor]:
-        """Return the tensors by name."""
-        return dict(self._tensors)
+    def __reduce__(self) -> Any:
+        # Copies and pickles of a dict are filled item by item, which the declared names would forbid.
+        return Memory, (dict(self),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +111,11 @@ def restore(
         optimizer.state.clear()
         for full, tensor in snapshot.optimizer.items():
             name, _, key = full.rpartition("/")
-            optimizer.state[parameters[name]][key] = tensor.clone()
+            # Files of 0.2.0 count a projection head among what SHOT adapts, though no prediction depends on it.
+            if name in parameters:
+                optimizer.state[parameters[name]][key] = tensor.clone()
     for name in memory:
+        # Cloned, as a snapshot may be restored again after the method went on from it.
         memory[name] = snapshot.memory[name].clone()
     generator.set_state(snapshot.generator)
 
@@ -131,7 +136,7 @@ def _optimizer_tensors(parameters: Mapping[str, nn.Parameter], optimizer: Optimi
 
 
 _OPTIONS = ("window", "head", "collapse", "seed")
-"""What a user says beside the method that changes how a stream goes on."""
+"""What a user says beside the method that changes how a stream goes on; functions (``logits``) cannot be saved."""
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -141,6 +146,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def base_sha256(adapter: Lifecycle) -> str:
     """Return the identity of the model an adapter started from, however far it has moved since."""
+    # What adapts is hashed as it was at the start; all the rest never changes.
     return tensors_sha256(model_tensors(adapter.model) | adapter._start.parameters)
 
 
@@ -175,7 +181,10 @@ def require_identity(adapter: Lifecycle, saved: Mapping[str, Any], where: str) -
 
 
 def save(adapter: Lifecycle, path: Path | str) -> None:
-    """Write an adapter's state; see :meth:`Adapter.save`."""
+    """Write an adapter's state; see :meth:`Adapter.save`.
+
+    Names of parameters and of memory are part of the file: to rename one is to lose every saved adapter.
+    """
     manifest = {**identity(adapter), "events": adapter.events, "passes": adapter.passes}
     save_tensors(path, adapter.snapshot().flat(), manifest)
 
@@ -195,7 +204,7 @@ def load(adapter: Lifecycle, path: Path | str) -> None:
     adapter.adopt(tensors, manifest)
 
 
-# What the state of an adapter can do: be captured, put back, reset, moved, saved and loaded.
+# What an adapter can do with its state; the ritual of a batch, which changes it, is in adapter.py.
 
 
 class Lifecycle(nn.Module):
@@ -220,11 +229,11 @@ class Lifecycle(nn.Module):
         """Where the model is."""
         return next(self.model.parameters(), torch.empty(0)).device
 
-    def brought(self, x: Any) -> Any:
+    def to_device(self, x: Any) -> Any:
         """Return images where the model is; what is no tensor is left to be refused with a remedy."""
         return x.to(self.device) if isinstance(x, Tensor) else x
 
-    def speaking(self) -> Mapping[str, Tensor]:
+    def predicting_parameters(self) -> Mapping[str, Tensor]:
         """Return the adapted parameters that predictions are made by, by name; with a teacher, the teacher's."""
         return self.parameters_adapted
 
@@ -254,6 +263,7 @@ class Lifecycle(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Lifecycle:
         """Move or convert the model, as ``.to(...)`` does, and all adaptive state with it."""
+        # .to(), .half() and the like go through here: optimiser, memory and the start must not stay behind.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._start = self._start.map(fn)
         self.restore(self.snapshot().map(fn))

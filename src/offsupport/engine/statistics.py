@@ -9,8 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from offsupport.engine import adapter as guard
-from offsupport.engine.adapter import Adapter
+from offsupport.engine.adapter import Adapter, plausible_rows, require_finite_loss
 from offsupport.engine.config import StepConfig, require
 from offsupport.nn.norm import Statistics
 from offsupport.nn.projected import encoder_parameters
@@ -54,7 +53,7 @@ class Following(Adapter):
 
     @abc.abstractmethod
     def look(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Run the forward passes of a step, each under ``self.policy.using("ema")``.
+        """Run the forward passes of a step, each under ``self.norm_statistics.using("ema")``.
 
         Returns:
             The features of the batch (N, D), and what else the loss needs.
@@ -66,27 +65,27 @@ class Following(Adapter):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return every parameter but those of the classifier and of a projection head."""
-        return encoder_parameters(self.model, self.head()[1])
+        return encoder_parameters(self.model, self.classifier)
 
     def initial_memory(self) -> dict[str, Tensor]:
         """Remember the batch-norm statistics."""
-        return {"running": self.policy.follow(self.model, self.config.bn_momentum)}
+        return {"running": self.norm_statistics.follow(self.model, self.config.bn_momentum)}
 
     def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         """Run the model; in a step its batch-norm statistics move on."""
         # Memory is replaced, never changed in place: a snapshot may hold it.
-        self.policy.running = self.memory["running"].clone()
+        self.norm_statistics.running = self.memory["running"].clone()
         logits = super().network(x, tensors)
-        if self.policy.statistics == "ema":
-            if self.policy.running.isfinite().all():
-                self.memory["running"] = self.policy.running
+        if self.norm_statistics.kind == "ema":
+            if self.norm_statistics.running.isfinite().all():
+                self.memory["running"] = self.norm_statistics.running
             if torch.is_grad_enabled():
-                guard.require_finite_loss(logits)
+                require_finite_loss(logits)
         return logits
 
     def step(self, x: Tensor) -> Tensor:
         """Descend the loss of the batch, then predict it."""
-        usable = x[guard.plausible_rows(x)]
+        usable = x[plausible_rows(x)]
         if len(usable) < self.min_batch:
             self.count("bad_input")
             return self.predict(x)
@@ -107,5 +106,5 @@ class Following(Adapter):
     @torch.no_grad()
     def without_step(self, x: Tensor) -> Tensor:
         """Let the batch-norm statistics follow all the same: they do not depend on what went wrong."""
-        self.look(x[guard.plausible_rows(x)])
+        self.look(x[plausible_rows(x)])
         return self.predict(x)

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import BatchConfig, MethodInfo
-from offsupport.engine.registry import register
+from offsupport.engine.registry import register_method
 
 
-@register(
+@register_method(
     MethodInfo(
         name="bn",
         summary="Normalises by the statistics of the batch.",

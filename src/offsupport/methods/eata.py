@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import MethodInfo, StepConfig, require
-from offsupport.engine.registry import register
+from offsupport.engine.registry import register_method
 from offsupport.functional import as_rows, entropy
 from offsupport.nn import affine_parameters
 
@@ -37,7 +37,7 @@ class EataConfig(StepConfig):
         require("memory_decay", 0 <= self.memory_decay < 1, "in [0, 1)")
 
 
-@register(
+@register_method(
     MethodInfo(
         name="eata",
         summary="Minimises the entropy of reliable, non-redundant samples, held to the source by Fisher weights.",
@@ -58,6 +58,7 @@ class Eata(Adapter):
         "cifar10": {"lr": 1e-3, "optimizer": "adam", "redundancy": 0.4, "fisher_weight": 1.0},
         "cifar100": {"lr": 1e-3, "optimizer": "adam", "redundancy": 0.1, "fisher_weight": 1.0},
         "imagenet": {"lr": 2.5e-4, "optimizer": "sgd", "redundancy": 0.05, "fisher_weight": 2000.0},
+        "cifar10-small": {"lr": 3e-3, "optimizer": "adam", "redundancy": 0.4, "fisher_weight": 1.0},
     }
 
     def trainable(self) -> dict[str, nn.Parameter]:

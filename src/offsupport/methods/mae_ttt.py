@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from offsupport.augment.views import flip, random_resized_crop
 from offsupport.core.errors import ConfigError
-from offsupport.engine import adapter as guard
 from offsupport.engine import state
-from offsupport.engine.adapter import Adapter, draws_for
+from offsupport.engine.adapter import Adapter, StepRejected, all_finite, blank, draws_for, require_graph
 from offsupport.engine.config import MethodInfo, StepConfig, require
-from offsupport.engine.registry import register
+from offsupport.engine.registry import register_method
 from offsupport.functional import entropy, marginal_entropy, mutual_information
 from offsupport.nn.mae import Inside, draw_masks, visible_patches
 from offsupport.nn.norm import Statistics
@@ -58,7 +57,7 @@ class MaeTttConfig(StepConfig):
 
     @property
     def independent(self) -> bool:
-        """Whether the prediction of an image depends on that image alone, so that a stream may be split."""
+        """Whether an image is predicted by that image alone: each is an episode, unless episodes go on."""
         return not self.online
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -70,7 +69,7 @@ class MaeTttConfig(StepConfig):
         return torch.optim.SGD(parameters, lr=lr, momentum=self.momentum, weight_decay=decay, foreach=True)
 
 
-@register(
+@register_method(
     MethodInfo(
         name="mae-ttt",
         summary="Learns to reconstruct each image from parts of it, predicts it, and forgets it again.",
@@ -155,14 +154,14 @@ class MaeTtt(Adapter):
         """Return gradients, and remember what the loss does not depend on: not even momentum may move that."""
         if not torch.isfinite(loss):
             self._require_finite_parameters()
-            raise guard.StepRejected("bad_loss")
-        guard.require_graph(loss)
+            raise StepRejected("bad_loss")
+        require_graph(loss)
         self.passes["backward"] += 1
         parameters = list(self.parameters_adapted.values())
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         self.unreached = {name for name, g in zip(self.parameters_adapted, found, strict=True) if g is None}
-        if not guard.all_finite([gradient for gradient in found if gradient is not None]):
-            raise guard.StepRejected("bad_grad")
+        if not all_finite([gradient for gradient in found if gradient is not None]):
+            raise StepRejected("bad_grad")
         return [p.new_zeros(()).expand_as(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
     def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
@@ -182,19 +181,19 @@ class MaeTtt(Adapter):
             )
 
     def _require_finite_parameters(self) -> None:
-        if not guard.all_finite([parameter.detach() for parameter in self.parameters_adapted.values()]):
-            raise guard.StepRejected("bad_param")
+        if not all_finite([parameter.detach() for parameter in self.parameters_adapted.values()]):
+            raise StepRejected("bad_param")
 
     def _episode(self, x: Tensor) -> Tensor:
         """Adapt to one image, predict it, put everything back; an episode that fails predicts with source weights."""
-        if guard.blank(x):
+        if blank(x):
             self.count("empty_selection")
             return self.predict(x)
         try:
             for _ in self.iterations(x, self.generator_for(x)):
                 pass
             return self.predict(x)
-        except guard.StepRejected as rejected:
+        except StepRejected as rejected:
             self.count(rejected.event)
             self.restart()
             return self.predict(x)
@@ -258,7 +257,7 @@ class MaeTttEmConfig(MaeTttConfig):
             )
 
 
-@register(
+@register_method(
     MethodInfo(
         name="mae-ttt+em",
         summary="MAE test-time training with entropy steps on the whole image after each reconstruction step.",

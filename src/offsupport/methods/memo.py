@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from offsupport.augment import Policy, random_augment, weak_views
-from offsupport.engine import adapter as guard
-from offsupport.engine.adapter import PixelAdapter, draws_for
+from offsupport.engine.adapter import PixelAdapter, StepRejected, blank, draws_for
 from offsupport.engine.config import EVENTS, MethodInfo, StepConfig, require
-from offsupport.engine.registry import register
+from offsupport.engine.registry import register_method
 from offsupport.functional import marginal_entropy
 from offsupport.nn.norm import Statistics
 
@@ -45,11 +44,11 @@ class MemoConfig(StepConfig):
 
     @property
     def independent(self) -> bool:
-        """Whether the prediction of an image depends on that image alone, so that a stream may be split: always."""
+        """Whether an image is predicted by that image alone: always, as everything goes back to the source after it."""
         return True
 
 
-@register(
+@register_method(
     MethodInfo(
         name="memo",
         summary="Minimises, for each image alone, the entropy of its mean prediction over augmented copies.",
@@ -89,11 +88,11 @@ class Memo(PixelAdapter):
         logits = []
         for image in torch.split(x, 1):
             try:
-                if guard.blank(image):
-                    raise guard.StepRejected("empty_selection")
+                if blank(image):
+                    raise StepRejected("empty_selection")
                 for copies in self._copies(image):
                     self.descend(self._loss(copies))
-            except guard.StepRejected as rejected:
+            except StepRejected as rejected:
                 events[rejected.event] = True
                 self._return_to_source()
             logits.append(self.network(image).detach())
@@ -115,7 +114,7 @@ class Memo(PixelAdapter):
 
     def _loss(self, copies: Tensor) -> Tensor:
         # Copies are one image: all of them together weigh as one beside the source.
-        with self.policy.using("blend", prior=self.config.prior * len(copies)):
+        with self.norm_statistics.using("blend", prior=self.config.prior * len(copies)):
             return marginal_entropy(self.network(copies))
 
     def _return_to_source(self) -> None:

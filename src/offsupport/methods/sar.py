@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import MethodInfo, StepConfig, require
-from offsupport.engine.registry import register
+from offsupport.engine.registry import register_method
 from offsupport.functional import as_rows, entropy
 from offsupport.nn import affine_parameters, norm_layers
 
@@ -49,7 +49,7 @@ class SarConfig(StepConfig):
             require("exclude", False, "a valid regular expression")
 
 
-@register(
+@register_method(
     MethodInfo(
         name="sar",
         summary="Minimises the entropy of reliable samples where it is flat, and recovers from collapse.",
@@ -74,6 +74,7 @@ class Sar(Adapter):
             "reset_below": 0.2 / math.log(1000),
             "exclude": r"layer4|blocks\.(9|10|11)\b|(^|\.)norm$",
         },
+        "cifar10-small": {"lr": 0.1, "reset_below": 0.05 / math.log(10)},
     }
 
     def trainable(self) -> dict[str, nn.Parameter]:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import MethodInfo, StepConfig, require
-from offsupport.engine.registry import register
+from offsupport.engine.registry import register_method
 from offsupport.functional import as_rows, mutual_information
 from offsupport.nn.inspect import capture_input
+from offsupport.nn.projected import encoder_parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class ShotConfig(StepConfig):
         require("pseudo_weight", self.pseudo_weight >= 0, "at least 0")
 
 
-@register(
+@register_method(
     MethodInfo(
         name="shot",
         summary="Maximises the information between input and prediction, with the classifier kept.",
@@ -55,16 +56,16 @@ class Shot(Adapter):
         "cifar10": {"lr": 1e-3, "optimizer": "sgd"},
         "cifar100": {"lr": 1e-3, "optimizer": "sgd"},
         "imagenet": {"lr": 2.5e-4, "optimizer": "sgd"},
+        "cifar10-small": {"lr": 1e-2, "optimizer": "sgd"},
     }
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Return every parameter but the classifier's."""
-        kept = set(self.head()[1].parameters())
-        return {name: p for name, p in self.model.named_parameters() if p.is_floating_point() and p not in kept}
+        """Return every parameter but those of the classifier and of a projection head."""
+        return encoder_parameters(self.model, self.classifier)
 
     def step(self, x: Tensor) -> Tensor:
         """Predict and ascend the mutual information of the batch."""
-        with capture_input(self.head()[1]) as features:
+        with capture_input(self.classifier) as features:
             logits = self.network(x)
         rows = as_rows(logits)
         loss = -mutual_information(rows)

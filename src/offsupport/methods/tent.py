@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import MethodInfo, StepConfig
-from offsupport.engine.registry import register
+from offsupport.engine.registry import register_method
 from offsupport.functional import entropy
 from offsupport.nn import affine_parameters
 
 
-@register(
+@register_method(
     MethodInfo(
         name="tent",
         summary="Minimises the entropy of its predictions.",
@@ -33,6 +33,7 @@ class Tent(Adapter):
         "cifar10": {"lr": 1e-3, "optimizer": "adam"},
         "cifar100": {"lr": 1e-3, "optimizer": "adam"},
         "imagenet": {"lr": 2.5e-4, "optimizer": "sgd"},
+        "cifar10-small": {"lr": 3e-3, "optimizer": "adam"},
     }
 
     def trainable(self) -> dict[str, nn.Parameter]:

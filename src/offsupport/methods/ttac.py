@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offsupport.core.errors import SourceStatsError
 from offsupport.engine.config import MethodInfo, require
-from offsupport.engine.registry import register
+from offsupport.engine.registry import register_method
 from offsupport.engine.source_stats import SourceStats, class_feature_moments
 from offsupport.engine.state import Lifecycle
 from offsupport.engine.statistics import FollowConfig, Following
@@ -62,7 +62,7 @@ class TtacConfig(FollowConfig):
         require("ridge", self.ridge > 0, "above 0")
 
 
-@register(
+@register_method(
     MethodInfo(
         name="ttac",
         summary="Aligns the Gaussians of the features, of each class and of all, with those of the source.",
@@ -106,7 +106,7 @@ class Ttac(Following):
 
     def look(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the features and logits of the batch."""
-        with self.policy.using("ema"), capture_input(self.head()[1]) as features:
+        with self.norm_statistics.using("ema"), capture_input(self.classifier) as features:
             logits = self.network(x)
         return as_rows(features[0]), as_rows(logits)
 

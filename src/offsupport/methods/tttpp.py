@@ -13,7 +13,7 @@ from offsupport.augment import simclr_views
 from offsupport.core.errors import InputError, ModelError
 from offsupport.engine.adapter import require_images
 from offsupport.engine.config import MethodInfo, require
-from offsupport.engine.registry import register
+from offsupport.engine.registry import register_method
 from offsupport.engine.source_stats import Sums
 from offsupport.engine.statistics import FollowConfig, Following
 from offsupport.functional import coral, mean_and_covariance, mean_gap, nt_xent
@@ -52,7 +52,7 @@ class TttppConfig(FollowConfig):
             require(name, getattr(self, name) >= 0, "at least 0")
 
 
-@register(
+@register_method(
     MethodInfo(
         name="tttpp",
         summary="Tells views of the batch apart while the moments of its features are held to those of the source.",
@@ -74,6 +74,13 @@ class Tttpp(Following):
         "cifar100": {"lr": 1e-4, "queue": 2048, "feature_scale": 5.0, "projection_scale": 20.0, "chance": "queue"},
         # No configuration for ImageNet was published: the weights of CIFAR-10 with the smaller step.
         "imagenet": {"lr": 1e-4, "queue": 2048, "feature_scale": 0.05, "projection_scale": 0.2, "chance": "queue"},
+        "cifar10-small": {
+            "lr": 3.3e-3,
+            "queue": 1536,
+            "feature_scale": 0.05,
+            "projection_scale": 0.2,
+            "chance": "queue",
+        },
     }
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -103,8 +110,8 @@ class Tttpp(Following):
     def look(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the features of the batch, and the projections of two views of it."""
         views = torch.cat(simclr_views(x, self.generator))
-        head, projection = self.head()[1], self.projection()
-        with self.policy.using("ema"), capture_input(head) as features:
+        projection = self.projection()
+        with self.norm_statistics.using("ema"), capture_input(self.classifier) as features:
             self.network(views)
             self.network(x)
         return (features[1], *projection(features[0]).chunk(2))

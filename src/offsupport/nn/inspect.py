@@ -1,4 +1,4 @@
-"""Questions about a model that is not ours: where is its head, what does it eat, on which device is it."""
+"""Questions about a model that is not ours: where its head is, what it takes, on which device, in which layout."""
 
 from __future__ import annotations
 
@@ -47,11 +47,25 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     return torch.device("cpu"), torch.get_default_dtype()
 
 
+def best_layout(model: nn.Module) -> torch.memory_format:
+    """Return the memory layout that a model's convolutions should run in: channels last, where that is safe.
+
+    On a CPU they run up to twice as fast with the channels last (``benchmarks/layout.py``). But there oneDNN, as it
+    stands inside torch 2.13, writes past the end of a buffer in the backward pass of a strided 1x1 convolution whose
+    input channels are not a multiple of 8, on processors with AVX2 and without AVX-512: the process dies some time
+    later ("munmap_chunk(): invalid pointer"). A model with such a layer keeps the ordinary layout, everywhere, so that
+    its numbers do not depend on the processor.
+    """
+    convolutions = (layer for layer in model.modules() if isinstance(layer, nn.Conv2d))
+    strided = (layer for layer in convolutions if layer.kernel_size == (1, 1) and layer.stride != (1, 1))
+    return torch.contiguous_format if any(layer.in_channels % 8 for layer in strided) else torch.channels_last
+
+
 @contextlib.contextmanager
-def capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
+def capture_input(module: nn.Module, *, optional: bool = False) -> Iterator[list[Tensor]]:
     """Collect what ``module`` is called with inside the block; for the classifier these are the features.
 
-    A module that is not called at all is refused: it cannot be the classifier.
+    A module that is not called at all is refused, unless that is ``optional``: it cannot be the classifier.
     """
     inputs: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
@@ -59,7 +73,7 @@ def capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
         yield inputs
     finally:
         handle.remove()
-    if not inputs:
+    if not (inputs or optional):
         raise ModelError(
             f"The layer that is taken for the classifier, {module}, is not called when the model predicts.",
             'Name the classifier: head="name of the module".',

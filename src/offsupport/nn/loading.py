@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from offsupport import zoo
 from offsupport.core.errors import ConfigError, FileError, ModelError, nearest
 from offsupport.core.weights import read_weights
+from offsupport.nn.inspect import best_layout
 from offsupport.nn.mae import SIZES, Head, MaskedAutoencoder, mae
 from offsupport.nn.normalized import (
     CIFAR10_MEAN,
@@ -212,8 +212,7 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
         raise FileError(f"{path} holds no classifier ({', '.join(_CLASSIFIERS)}).", "Take weights saved with theirs.")
     model = build_network(network, len(body["fc.bias"]), normalization)
     _fill(model.get_submodule("model"), body, path, network)
-    # Convolutions on a CPU run up to twice as fast with the channels last (``benchmarks/layout.py``).
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.to(memory_format=best_layout(model))  # type: ignore[call-overload]
     if not head:
         return model.eval()
     width, features = head["2.weight"].shape

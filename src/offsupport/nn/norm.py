@@ -1,4 +1,8 @@
-"""Normalisation layers: batch norm whose statistics are a policy, and where the affine parameters are."""
+"""Normalisation layers: which statistics batch norm normalises by, and where scales and shifts are.
+
+Test-time adaptation stands or falls with the statistics of batch norm. So all batch-norm layers of a model share one
+:class:`NormStatistics`, and whoever runs the model says there which statistics count, for the time of a block.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 Statistics = Literal["source", "batch", "blend", "ema", "running"]
+"""What batch norm may normalise by; :class:`NormStatistics` says what each word means."""
 
 NORM_TYPES = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
+"""The layers whose scale and shift methods adapt."""
 
 
 @dataclasses.dataclass
-class StatisticsPolicy:
-    """Which statistics the batch-norm layers of one model normalise by; all its layers share one policy.
+class NormStatistics:
+    """Which statistics the batch-norm layers of one model normalise by; all its layers share this object.
 
     ``source`` uses the running statistics, ``batch`` those of the batch alone, ``blend`` their mean with the running
     statistics counted as ``prior`` extra samples (Schneider et al., 2020), for batches too small to stand alone.
@@ -27,7 +33,7 @@ class StatisticsPolicy:
     been followed. The buffers of the layers stay as they came: ``running`` holds copies, from :meth:`follow` on.
     """
 
-    statistics: Statistics = "source"
+    kind: Statistics = "source"
     prior: float = 16.0
     momentum: float = 0.1
     layers: int = 0
@@ -37,12 +43,12 @@ class StatisticsPolicy:
     @contextlib.contextmanager
     def using(self, statistics: Statistics, prior: float | None = None) -> Iterator[None]:
         """Normalise by ``statistics`` inside the block, and where given, by another ``prior``."""
-        before = self.statistics, self.prior
-        self.statistics, self.prior = statistics, self.prior if prior is None else prior
+        before = self.kind, self.prior
+        self.kind, self.prior = statistics, self.prior if prior is None else prior
         try:
             yield
         finally:
-            self.statistics, self.prior = before
+            self.kind, self.prior = before
 
     def follow(self, model: nn.Module, momentum: float = 0.1) -> Tensor:
         """Start to follow the layers of ``model`` from their own statistics; return these, (2, channels)."""
@@ -50,7 +56,9 @@ class StatisticsPolicy:
         found: list[Tensor] = []
         width = 0
         for layer in model.modules():
-            if isinstance(layer, AdaptiveStatistics) and layer.policy is self and layer.running_mean is not None:
+            if not isinstance(layer, AdaptiveStatistics) or layer.norm_statistics is not self:
+                continue
+            if layer.running_mean is not None:
                 layer.place = slice(width, width := width + len(layer.running_mean))
                 found.append(torch.stack([layer.running_mean, layer.running_var]))
         self.running = torch.cat(found, 1) if found else torch.empty(2, 0)
@@ -66,9 +74,10 @@ class StatisticsPolicy:
         moves = torch.zeros_like(self.running[0])
 
         def count(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+            # One value per channel has no variance to follow: such a pass moves nothing.
             moves[layer.place] += inputs[0].numel() > inputs[0].shape[1]
 
-        layers = [layer for layer in model.modules() if hasattr(layer, "place")]
+        layers = [each for each in model.modules() if isinstance(each, AdaptiveStatistics) and each.place is not None]
         handles = [layer.register_forward_pre_hook(count) for layer in layers]
         try:
             yield moves
@@ -78,27 +87,32 @@ class StatisticsPolicy:
 
 
 class AdaptiveStatistics:
-    """Mixed into a batch-norm class: a policy says which statistics normalise, whatever the train/eval flag says.
+    """Mixed into a batch-norm class: it normalises as its ``norm_statistics`` say, whatever the train/eval flag says.
 
-    No policy changes a buffer, and the state dict keeps its keys.
+    No buffer is ever changed, and the state dict keeps its keys.
     """
 
-    policy: StatisticsPolicy
-    place: slice
+    norm_statistics: NormStatistics
+    place: slice | None = None
+    """Where its channels stand in :attr:`NormStatistics.running`; None where they are not followed."""
     running_mean: Tensor | None
     running_var: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``x`` by the statistics of the policy."""
-        statistics = "batch" if self.running_mean is None else self.policy.statistics
+        """Normalise ``x`` by the statistics in use."""
+        statistics = "batch" if self.running_mean is None else self.norm_statistics.kind
         if statistics == "source":
             return self._with(x, training=False)
         if statistics == "running":
             mean, var = self._known()
             return self._with(x, training=False, running_mean=mean, running_var=var)
-        if statistics == "ema" and self.policy.running is not None and x.numel() > x.shape[1]:
+        if statistics == "ema" and self.norm_statistics.running is not None and x.numel() > x.shape[1]:
             mean, var = self._known()
-            attributes = {"track_running_stats": True, "momentum": self.policy.momentum, "num_batches_tracked": None}
+            attributes = {
+                "track_running_stats": True,
+                "momentum": self.norm_statistics.momentum,
+                "num_batches_tracked": None,
+            }
             return self._with(x, training=True, running_mean=mean, running_var=var, **attributes)
         if statistics == "blend":
             mean, var = self._blend(x)
@@ -114,6 +128,7 @@ class AdaptiveStatistics:
     def _with(self, x: Tensor, **attributes: Any) -> Tensor:
         """Run the layer's own forward with some attributes replaced for the time of the call."""
         layer: Any = self
+        # Not a functional call to batch_norm: a subclass may do more in its forward (an activation, say).
         before = {name: getattr(layer, name) for name in attributes}
         try:
             for name, value in attributes.items():
@@ -126,17 +141,17 @@ class AdaptiveStatistics:
 
     def _known(self) -> tuple[Tensor, Tensor]:
         """Return the mean and variance that were followed so far, or else those the layer came with."""
-        if self.policy.running is None:
+        if self.norm_statistics.running is None:
             assert self.running_mean is not None  # noqa: S101 (layers without statistics use those of the batch)
             return self.running_mean, self.running_var
-        mean, var = self.policy.running[:, self.place]
+        mean, var = self.norm_statistics.running[:, self.place]
         return mean, var
 
     @torch.no_grad()
     def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         axes = [axis for axis in range(x.dim()) if axis != 1]
         var, mean = torch.var_mean(x, axes, correction=0)
-        weight = len(x) / (len(x) + self.policy.prior)
+        weight = len(x) / (len(x) + self.norm_statistics.prior)
         known_mean, known_var = self._known()
         return known_mean.lerp(mean, weight), known_var.lerp(var, weight)
 
@@ -158,20 +173,20 @@ def _rebuild(cls: type) -> Any:
     return _adaptive(cls).__new__(_adaptive(cls))
 
 
-def adopt_batch_norm(model: nn.Module) -> StatisticsPolicy:
-    """Put every batch-norm layer of ``model`` under one statistics policy, in place, and return it.
+def adopt_batch_norm(model: nn.Module) -> NormStatistics:
+    """Let all batch-norm layers of ``model`` share one :class:`NormStatistics`, in place, and return it.
 
     The class of a layer is extended rather than the layer replaced, so that subclasses with a forward of their own
     (batch norm fused with an activation, say), hooks and shared layers keep working.
     """
-    policy = StatisticsPolicy()
+    shared = NormStatistics()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             if not isinstance(module, AdaptiveStatistics):
                 module.__class__ = _adaptive(type(module))
-            module.policy = policy  # type: ignore[assignment]
-            policy.layers += 1
-    return policy
+            module.norm_statistics = shared  # type: ignore[assignment]
+            shared.layers += 1
+    return shared
 
 
 def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

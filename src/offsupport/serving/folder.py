@@ -404,7 +404,7 @@ def _remarks(request: Request, adapter: Adapter, targets: ImageFiles, reference:
 
 def _alone(adapter: Adapter) -> bool:
     """Tell whether a method treats every image by itself, so that their order does not matter."""
-    return adapter.info.name == "source" or getattr(adapter.config, "independent", False)
+    return adapter.config.independent
 
 
 def _values(diagnosis: ModelDiagnosis) -> dict[str, Any]:

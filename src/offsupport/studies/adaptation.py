@@ -178,7 +178,7 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
                 f"{config.method} has no preset {config.preset!r}.", nearest(config.preset, method.presets)
             )
         hyper = build(method.config_class, config.hyper, f"method {config.method!r}")
-        if config.part()[1] > 1 and not getattr(hyper, "independent", False):
+        if config.part()[1] > 1 and not hyper.independent:
             raise ConfigError(
                 f"{config.method} carries state from image to image, so its stream cannot be split into shards.",
                 "Leave shard out.",

@@ -527,7 +527,7 @@ def check_hyper_parameters(cases: Sequence[Case]) -> None:
     """Every hyper-parameter changes some logits, on some network, in some set-up of the others."""
     config = METHODS[cases[0].method].config_class
     names = [field.name for field in dataclasses.fields(config)]
-    if not any(case.wrap().policy.layers for case in cases):
+    if not any(case.wrap().norm_statistics.layers for case in cases):
         # It weighs batch-norm statistics, and is idle where there are none.
         names = [name for name in names if name != "prior"]
     dead = [name for name in names if not _has_effect(cases, name)]

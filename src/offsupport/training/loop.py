@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from offsupport.augment import flip, random_resized_crop, simclr_view
+from offsupport.nn.inspect import best_layout
 from offsupport.training.objectives import Examples, Objective
 from offsupport.training.recipe import Recipe
 from offsupport.training.team import Team
@@ -131,7 +132,7 @@ def begin(recipe: Recipe, objective: Objective, seed: int, team: Team) -> Run:
     """Return a run at its start."""
     objective.to(team.device)
     if recipe.channels_last:
-        objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        objective.to(memory_format=best_layout(objective))  # type: ignore[call-overload]
     return Run(objective, _optimizer(recipe, objective), torch.Generator().manual_seed(seed), team)
 
 
@@ -209,7 +210,8 @@ def _epoch(recipe: Recipe, run: Run, call: nn.Module, train: Examples) -> dict[s
 
 def _prepared(recipe: Recipe, run: Run, x: Tensor, view: View, side: int) -> Tensor:
     varied = run.team.share(resized(view(x, run.generator), side))
-    return varied.contiguous(memory_format=torch.channels_last) if recipe.channels_last else varied
+    # A convolution runs with the channels last if its input is so, whatever its weights: both must be asked.
+    return varied.contiguous(memory_format=best_layout(run.objective)) if recipe.channels_last else varied
 
 
 @torch.no_grad()
