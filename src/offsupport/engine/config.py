@@ -61,6 +61,11 @@ class Options:
 class MethodConfig:
     """Hyper-parameters of a method; subclasses add fields."""
 
+    @property
+    def independent(self) -> bool:
+        """Whether an image is predicted by that image alone: a stream may be split, and its order does not matter."""
+        return False
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchConfig(MethodConfig):

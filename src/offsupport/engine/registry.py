@@ -143,11 +143,8 @@ def adapt(
     cls = METHODS[method]
     if isinstance(model, Adapter):
         raise ModelError("This model is adapted already.", "Pass the model inside: adapted.model.")
-    if preset is not None and preset not in cls.presets:
-        raise ConfigError(f"Unknown preset {preset!r} for method {method!r}.", nearest(preset, cls.presets))
     hyper, head = _split_head(hyper, head)
-    wanted = {**(cls.presets[preset] if preset else {}), **hyper}
-    config = build(cls.config_class, wanted, f"method {method!r}", beside=_BESIDE)
+    config = method_config(method, preset, hyper)
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
     options = build(Options, given, "adapt()")
     check_model(model, cls.info)
@@ -155,6 +152,15 @@ def adapt(
     adapter = cls(model, config, options, source)
     adapter.announce()
     return adapter
+
+
+def method_config(method: str, preset: str | None = None, hyper: Mapping[str, Any] | None = None) -> MethodConfig:
+    """Return the hyper-parameters that :func:`adapt` would use: defaults, what a preset changes, and what is given."""
+    cls = METHODS[method]
+    if preset is not None and preset not in cls.presets:
+        raise ConfigError(f"Unknown preset {preset!r} for method {method!r}.", nearest(preset, cls.presets))
+    wanted = {**(cls.presets[preset] if preset else {}), **(hyper or {})}
+    return build(cls.config_class, wanted, f"method {method!r}", beside=_BESIDE)
 
 
 def load_adapted(model: nn.Module, path: Path | str, **options: Any) -> Adapter:
