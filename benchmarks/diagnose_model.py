@@ -31,7 +31,7 @@ from offsupport.core.progress import progress
 from offsupport.data import STANDARD, corrupt, load
 from offsupport.diagnosis import ModelDiagnosis
 from offsupport.diagnosis.network import REGIMES
-from offsupport.studies.models import load_model
+from offsupport.studies.models import source_model
 from offsupport.theory import rank_correlation
 
 BLOCKS = (8, 16, None)
@@ -52,7 +52,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        model = load_model(given.model, Path(folder))
+        model = source_model(given.model, Path(folder))
     if given.picture is not None:
         draw(model, given)
         return

@@ -24,8 +24,7 @@ from offsupport.data import STANDARD
 from offsupport.methods import METHODS as REGISTERED
 from offsupport.nn import WithProjection, build_network
 from offsupport.nn.projected import projection_head
-from offsupport.studies.ours.tuning import SCORED_AFTER
-from offsupport.studies.paper.table2 import METHODS, SEEDS
+from offsupport.studies.paper.table2 import METHODS, SCORED_AFTER, SEEDS
 from offsupport.studies.published import SETTINGS
 
 NETWORKS = {

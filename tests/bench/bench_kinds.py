@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offsupport import evaluation
-from offsupport.bench import Cell, Kind, Outcome, Place
+from offsupport.bench import KINDS, Cell, Kind, Outcome, Place
 from offsupport.data import Batch, Stream
 from offsupport.evaluation import Checkpoint
 from offsupport.studies.adaptation import AdaptConfig, prepare_adapt, run_adapt
@@ -93,17 +93,17 @@ def run_killed(config: AdaptConfig, place: Place) -> Outcome:
 
 
 results_begun = 0
-killed = Kind(AdaptConfig, run_killed, prepare_adapt)
-square = Kind(SquareConfig, run_square)
+KINDS.register("test-killed")(Kind(AdaptConfig, run_killed, prepare_adapt))
+KINDS.register("test-square")(Kind(SquareConfig, run_square))
 
 
 def square_cell(x: int, behaviour: str = "fine") -> Cell:
-    return Cell("bench_kinds:square", {"x": x, "threads": 1, "behaviour": behaviour})
+    return Cell("test-square", {"x": x, "threads": 1, "behaviour": behaviour})
 
 
 def gpu_cell(x: int, behaviour: str = "fine") -> Cell:
     """A cell that asks for a GPU, notes the one it was given, and does without."""
-    return Cell("bench_kinds:square", {**square_cell(x, behaviour).config, "device": "cuda"})
+    return Cell("test-square", {**square_cell(x, behaviour).config, "device": "cuda"})
 
 
 def devices_given(folder: Path) -> dict[str, str]:

@@ -7,12 +7,13 @@ from bench_kinds import square_cell
 
 from offsupport.cli import main as cli
 from offsupport.cli.bench import finish
+from offsupport.studies import Request
 
 
 def grid() -> None:
     out, count, behaviour, workers = sys.argv[1:]
     cells = [square_cell(x, behaviour) for x in range(int(count))]
-    finish(Path(out), None, cells, {"verb": "bench"}, int(workers))
+    finish(Path(out), None, cells, Request(), int(workers))
 
 
 if __name__ == "__main__":

@@ -138,6 +138,6 @@ def test_ray_is_asked_for_a_gpu_by_the_cells_that_need_one(tmp_path):
 
 
 def test_ray_does_not_wait_for_a_gpu_that_no_node_has(tmp_path):
-    large = Cell("bench_kinds:square", {"x": 1, "threads": 4, "device": "cuda"})
+    large = Cell("test-square", {"x": 1, "threads": 4, "device": "cuda"})
     for nodes in (({"CPU": 8},), ({"CPU": 2, "GPU": 1}, {"CPU": 8})):
         assert sent(tmp_path, [large], *nodes) == ([], ["it needs a GPU, and no node with CPUs enough has one"])

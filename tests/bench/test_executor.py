@@ -41,7 +41,7 @@ def test_one_cell_that_raises_does_not_stop_the_others(tmp_path):
 
 def test_cells_that_cannot_work_are_refused_before_anything_runs(tmp_path):
     with pytest.raises(ConfigError, match="'y'"):
-        run_cells([square_cell(1), Cell("bench_kinds:square", {"y": 1})], Place(tmp_path))
+        run_cells([square_cell(1), Cell("test-square", {"y": 1})], Place(tmp_path))
     assert not list(tmp_path.iterdir())
 
 

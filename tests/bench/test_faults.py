@@ -18,7 +18,7 @@ from torch import nn
 from offsupport.bench import Cell, Place, Store, run_cells
 from offsupport.bench.runs import run_grid
 from offsupport.studies.adaptation import AdaptConfig
-from offsupport.studies.models import MODELS, BuiltIn, load_model
+from offsupport.studies.models import MODELS, BuiltIn, source_model
 
 HERE = Path(__file__).parent
 CELLS = 24
@@ -116,7 +116,7 @@ def test_workers_killed_in_the_middle_of_a_cell_are_gone_on_from(tmp_path):
     whole = AdaptConfig(dataset="digits-c", corruption="contrast", method="tesla", limit=160, batch_size=16).cell()
     said: list[str] = []
     run_cells([whole], Place(tmp_path / "whole"))
-    cell = Cell("bench_kinds:killed", whole.config)
+    cell = Cell("test-killed", whole.config)
     assert run_cells([cell], Place(tmp_path / "killed"), announce=said.append).complete
     assert sum("exit code -9; trying again" in line for line in said) == 2
     first, second, third = computed(tmp_path / "killed")
@@ -250,13 +250,13 @@ def test_140_damaged_checkpoints_are_found_and_trained_again(tmp_path, monkeypat
         return model
 
     monkeypatch.setitem(MODELS._items, "toy", BuiltIn("toy", lambda: nn.Linear(8, 4), train))
-    load_model("toy", tmp_path)
+    source_model("toy", tmp_path)
     path = tmp_path / "models" / "toy.safetensors"
     whole = path.read_bytes()
     rng = random.Random(3)
     for i, how in enumerate(DAMAGES, start=2):
         path.write_bytes(damaged(whole, how, rng))
-        model = load_model("toy", tmp_path)
+        model = source_model("toy", tmp_path)
         assert len(trained) == i, how
         assert torch.equal(model.weight, torch.full((4, 8), 3.0))
 

@@ -8,7 +8,7 @@ from offsupport.core.errors import ConfigError, ModelError
 from offsupport.core.files import sha256_file
 from offsupport.nn import build_network
 from offsupport.studies import AdaptConfig
-from offsupport.studies.models import MODELS, BuiltIn, load_model, pinned
+from offsupport.studies.models import MODELS, BuiltIn, pinned, source_model
 
 
 @pytest.fixture
@@ -27,21 +27,21 @@ def trained(monkeypatch):
 
 
 def test_a_model_is_trained_once_per_folder(trained, tmp_path):
-    first, second = load_model("toy", tmp_path), load_model("toy", tmp_path)
+    first, second = source_model("toy", tmp_path), source_model("toy", tmp_path)
     assert len(trained) == 1
     assert torch.equal(first.weight, torch.full((2, 2), 3.0))
     assert torch.equal(first.weight, second.weight)
     assert not first.training
-    load_model("toy", tmp_path / "other")
+    source_model("toy", tmp_path / "other")
     assert len(trained) == 2
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:-1] + b"\x01", lambda data: b""])
 def test_a_damaged_model_is_trained_again(trained, tmp_path, damage):
-    load_model("toy", tmp_path)
+    source_model("toy", tmp_path)
     path = tmp_path / "models" / "toy.safetensors"
     path.write_bytes(damage(path.read_bytes()))
-    assert torch.equal(load_model("toy", tmp_path).weight, torch.full((2, 2), 3.0))
+    assert torch.equal(source_model("toy", tmp_path).weight, torch.full((2, 2), 3.0))
     assert len(trained) == 2
 
 
@@ -49,10 +49,10 @@ def test_a_damaged_model_is_trained_again(trained, tmp_path, damage):
 def test_the_digits_model_is_trained_alike_whatever_the_threads(tmp_path):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    one = load_model("digits-small", tmp_path / "a").state_dict()
+    one = source_model("digits-small", tmp_path / "a").state_dict()
     assert torch.get_num_threads() == 2
     torch.set_num_threads(threads)
-    other = load_model("digits-small", tmp_path / "b").state_dict()
+    other = source_model("digits-small", tmp_path / "b").state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -65,12 +65,12 @@ def test_files_and_zoo_models_are_pinned_by_their_weights(tmp_path):
     name = cell.config["model"]
     assert name == f"file:{path}@{sha256_file(path)[:12]}"
     assert pinned(name) == name
-    assert torch.equal(load_model(name, tmp_path).model.fc.weight, network.model.fc.weight)
+    assert torch.equal(source_model(name, tmp_path).model.fc.weight, network.model.fc.weight)
     nn.init.zeros_(network.model.fc.weight)
     save_tensors(path, network.state_dict(), facts)
     assert AdaptConfig(dataset="digits-c", method="bn", model=f"file:{path}").cell().key != cell.key
     with pytest.raises(ModelError, match="have changed: this asks for"):
-        load_model(name, tmp_path)
+        source_model(name, tmp_path)
     with pytest.raises(ConfigError, match="The zoo has no model"):
         pinned("zoo:nothing")
     for card in map(zoo.card, zoo.names()):

@@ -102,7 +102,7 @@ def test_the_command_line_takes_a_cluster(cluster, folders):
 def test_failures_are_told_apart(cluster, folders):
     _, there = folders
     cells = [square_cell(1), square_cell(7, "raise"), square_cell(2, "die"), square_cell(3, "die once")]
-    cells.append(Cell("bench_kinds:square", {"x": 4, "threads": 8}))
+    cells.append(Cell("test-square", {"x": 4, "threads": 8}))
     lines: list[str] = []
     summary = run_cells(cells, Place(there), announce=lines.append, executor=RayCluster(cluster.address))
     assert sorted(summary.computed) == sorted([cells[0].key, cells[3].key])

@@ -6,7 +6,7 @@ import pytest
 
 from offsupport.core.errors import ConfigError, FileError
 from offsupport.studies import expand
-from offsupport.studies.adaptation import read_recipe
+from offsupport.studies.grids import read_recipe
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "recipes" / "digits.yaml"
 GOOD = "datasets: [digits-c]\nmethods: [bn]\n"

@@ -150,12 +150,12 @@ def test_names_without_a_kind_are_refused(name):
 def test_a_path_without_its_kind_is_understood(tmp_path):
     path = tmp_path / "weights.pth"
     path.write_bytes(b"")
-    for load in (load_model, lambda name: models.load_model(name, tmp_path)):
+    for load in (load_model, lambda name: models.source_model(name, tmp_path)):
         with pytest.raises(ConfigError) as error:
             load(str(path))
         assert f"Write file:{path} for that file." in error.value.remedy
     with pytest.raises(ConfigError, match="Unknown model 'digits-smal'") as error:
-        models.load_model("digits-smal", tmp_path)
+        models.source_model("digits-smal", tmp_path)
     assert "'digits-small'" in error.value.remedy
     assert "file:PATH" in error.value.remedy
 

@@ -8,10 +8,10 @@ from record_maker import make_record
 
 from offsupport.core.errors import ConfigError
 from offsupport.data import STANDARD
+from offsupport.results import within
 from offsupport.results.intervals import Estimate
-from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies import TABLES, TableOptions
 from offsupport.studies.paper import table_a2, table_a3, table_a4
-from offsupport.studies.tables import within
 
 
 def flags(wrong, n=200):
@@ -19,7 +19,7 @@ def flags(wrong, n=200):
 
 
 def test_hyper_parameters_are_those_of_the_presets_beside_the_printed_ones():
-    found = payload(TABLES["tableA2"], "smoke", [])
+    found = TABLES["tableA2"].measure("smoke", []).to_dict()
     assert (found["rows"], found["claims"]) == ([], [])
     lines = {(line["method"], line["preset"], line["name"]): line for line in found["hyper_parameters"]}
     printed = {key: line["paper"] for key, line in lines.items() if line["paper"] is not None}
@@ -39,9 +39,9 @@ def test_a_preset_that_differs_from_the_paper_is_named(monkeypatch):
 
 
 def test_table_a2_takes_no_options_and_has_no_cells():
-    assert cells_of(TABLES["tableA2"], "paper", Options()) == []
+    assert TABLES["tableA2"].cells("paper", TableOptions()) == []
     with pytest.raises(ConfigError, match=r"takes no --seeds.*no options"):
-        cells_of(TABLES["tableA2"], "smoke", Options(seeds=1))
+        TABLES["tableA2"].cells("smoke", TableOptions(seeds=1))
 
 
 def source_record(method, model, wrong, corruption="fog"):
@@ -51,7 +51,7 @@ def source_record(method, model, wrong, corruption="fog"):
 def test_supervised_and_moco_are_compared_by_accuracy():
     made = [source_record("tent", "digits-small-early", 20), source_record("tent", "digits-moco", 60)]
     made += [source_record("bn", "digits-small-early", 60), source_record("bn", "digits-moco", 20)]
-    found = payload(TABLES["tableA3"], "smoke", made)
+    found = TABLES["tableA3"].measure("smoke", made).to_dict()
     rows = {(row["method"], row["column"]): row for row in found["rows"]}
     assert rows["tent", "supervised"]["value"] == pytest.approx(90)
     assert rows["bn", "moco"]["paper"] == 20.13
@@ -61,12 +61,12 @@ def test_supervised_and_moco_are_compared_by_accuracy():
 
 
 def test_table_a3_grid_has_both_models_and_their_clean_accuracy():
-    cells = cells_of(TABLES["tableA3"], "smoke", Options(methods=("tent",)))
+    cells = TABLES["tableA3"].cells("smoke", TableOptions(methods=("tent",)))
     assert len(cells) == len(set(cells)) == 2 * (2 * 15 + 1)
     clean = [cell.config for cell in cells if cell.config["corruption"] is None]
     assert {config["model"] for config in clean} == {"digits-small-early", "digits-moco"}
     assert {config["method"] for config in clean} == {"source"}
-    assert len(cells_of(TABLES["tableA3"], "smoke", Options())) == 2 * (5 * 15 + 1)
+    assert len(TABLES["tableA3"].cells("smoke", TableOptions())) == 2 * (5 * 15 + 1)
 
 
 def test_models_of_every_scale_are_told_apart():
@@ -105,15 +105,15 @@ def test_printed_averages_are_those_of_the_printed_errors():
 
 
 def test_table_a4_shares_the_cells_of_table_2():
-    four, two = (set(cells_of(TABLES[name], "smoke", Options())) for name in ("tableA4", "table2"))
+    four, two = (set(TABLES[name].cells("smoke", TableOptions())) for name in ("tableA4", "table2"))
     assert four == two
-    assert {c.config["seed"] for c in cells_of(TABLES["tableA4"], "smoke", Options())} == {0}
+    assert {c.config["seed"] for c in TABLES["tableA4"].cells("smoke", TableOptions())} == {0}
 
 
 def test_the_constraint_is_judged_corruption_by_corruption():
     made = [make_record("tesla", name, flags(40)) for name in ("fog", "snow")]
     made += [make_record("tesla+sc", name, flags(wrong)) for name, wrong in (("fog", 20), ("snow", 60))]
-    found = payload(TABLES["tableA4"], "small", made)
+    found = TABLES["tableA4"].measure("small", made).to_dict()
     assert [(c["claim"].split()[-1], c["verdict"]) for c in found["claims"]] == [
         ("cifar10-c/fog", "holds"),
         ("cifar10-c/snow", "does-not-hold"),

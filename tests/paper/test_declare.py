@@ -7,11 +7,11 @@ from record_maker import make_record
 
 from offsupport.core.errors import ConfigError
 from offsupport.functional import wilson
+from offsupport.results import below
 from offsupport.results.intervals import Estimate
-from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies import TABLES, TableOptions
 from offsupport.studies.errors import below_claims, below_each, error_rows
 from offsupport.studies.ours import ablation
-from offsupport.studies.tables import below
 
 TABLE2 = TABLES["table2"]
 
@@ -29,7 +29,7 @@ def test_a_claim_is_decided_only_when_zero_is_excluded(low, high, verdict):
     assert claim.verdict == verdict
     few = below("a below b", Estimate((low + high) / 2, low, high, 10), "a - b")
     assert few.verdict == "undecided"
-    assert claim.evidence["low"] == 100 * low
+    assert claim.evidence.low == 100 * low
 
 
 def test_rows_are_percent_with_wilson_intervals_and_an_average():
@@ -89,7 +89,7 @@ def test_claims_pair_images():
     records = [make_record("tent", "fog", ~fixed), make_record("bn", "fog", ~wrong)]
     (claim,) = below_claims(records, [("tent", "bn"), ("shot", "bn")])
     assert claim.verdict == "holds"
-    assert claim.evidence["value"] == pytest.approx(-3.0)
+    assert claim.evidence.value == pytest.approx(-3.0)
     (reverse,) = below_claims(records, [("bn", "tent")])
     assert reverse.verdict == "does-not-hold"
 
@@ -101,23 +101,23 @@ def test_claims_compare_the_seeds_that_both_have():
         make_record("bn", "fog", flags(80), seed=1),  # an order of the stream that tent never saw
     ]
     (claim,) = below_claims(records, [("tent", "bn")])
-    assert claim.evidence["value"] == pytest.approx(-2.0)
+    assert claim.evidence.value == pytest.approx(-2.0)
     (each,) = below_each(records, "tent", "bn")
-    assert each.evidence["value"] == pytest.approx(-2.0)
+    assert each.evidence.value == pytest.approx(-2.0)
     (apart,) = below_claims([records[0], records[2]], [("tent", "bn")])
-    assert apart.evidence["value"] == pytest.approx(-30.0)
+    assert apart.evidence.value == pytest.approx(-30.0)
 
 
 def test_table2_grid():
-    cells = cells_of(TABLE2, "smoke", Options(seeds=2, methods=("bn", "source")))
+    cells = TABLE2.cells("smoke", TableOptions(seeds=2, methods=("bn", "source")))
     assert len(cells) == len(set(cells)) == 15 * 2 * 2
     assert {cell.config["method"] for cell in cells} == {"bn", "source"}
     assert {cell.config["seed"] for cell in cells} == {0, 1}
-    assert len(cells_of(TABLE2, "smoke", Options())) == 15 * 11
+    assert len(TABLE2.cells("smoke", TableOptions())) == 15 * 11
 
 
 def test_table2_at_small_scale_shows_both_statistics():
-    cells = cells_of(TABLE2, "small", Options())
+    cells = TABLE2.cells("small", TableOptions())
     seeds = 6 * 3 + 6  # methods with three seeds, and with one
     others = [cell for cell in cells if cell.config["hyper"]]
     assert len(cells) == len(set(cells)) == 15 * (seeds + 2)
@@ -125,21 +125,21 @@ def test_table2_at_small_scale_shows_both_statistics():
     assert {(c.config["method"], c.config["hyper"]["score_stats"]) for c in others} == {
         ("ttac", "running"), ("tesla", "running"),
     }  # fmt: skip
-    assert not [c for c in cells_of(TABLE2, "small", Options(methods=("tent",))) if c.config["hyper"]]
+    assert not [c for c in TABLE2.cells("small", TableOptions(methods=("tent",))) if c.config["hyper"]]
 
 
 def test_what_a_table_does_not_have_is_said():
     with pytest.raises(ConfigError, match="takes no --runs"):
-        cells_of(TABLE2, "smoke", Options(runs=2))
+        TABLE2.cells("smoke", TableOptions(runs=2))
     with pytest.raises(ConfigError, match=r"no scale 'smok'.*Did you mean 'smoke'"):
-        cells_of(TABLE2, "smok", Options())
+        TABLE2.cells("smok", TableOptions())
     with pytest.raises(ConfigError, match="Did you mean 'table2'"):
         TABLES["tabel2"]
 
 
 def test_payload_has_exactly_the_promised_fields():
     records = [make_record(m, c, flags(20), "digits-c") for m in ("bn", "source") for c in ("fog", "snow")]
-    found = payload(TABLE2, "smoke", records)
+    found = TABLE2.measure("smoke", records).to_dict()
     assert list(found) == ["table", "scale", "rows", "claims"]
     assert (found["table"], found["scale"]) == ("table2", "smoke")
     for row in found["rows"]:
@@ -153,11 +153,11 @@ def test_payload_has_exactly_the_promised_fields():
 
 def test_a_table_can_be_declared_with_any_kind_of_cell():
     other = dataclasses.replace(TABLE2, name="other", grid=lambda scale, options: [], rows=lambda records: [])
-    assert payload(other, "smoke", [])["rows"] == []
+    assert other.measure("smoke", []).to_dict()["rows"] == []
 
 
 def test_ablation_claims_name_its_rows():
-    cells = cells_of(TABLES["ablation"], "smoke", Options())
+    cells = TABLES["ablation"].cells("smoke", TableOptions())
     rows = {(cell.config["method"], str(sorted(cell.config["hyper"].items()))) for cell in cells}
     assert len(rows) == 2 * 6
     records = [

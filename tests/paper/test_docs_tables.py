@@ -70,7 +70,6 @@ def test_a_number_that_is_not_the_stored_one_is_replaced(tmp_path):
 @pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
 def test_stored_numbers_follow_from_the_stored_cells(folder):
     from offsupport.bench.runs import status
-    from offsupport.studies import payload
 
     def plain(text):  # sums of doubles end in other digits where they are added in another order
         return json.loads(text, parse_float=lambda number: round(float(number), 9))
@@ -78,7 +77,7 @@ def test_stored_numbers_follow_from_the_stored_cells(folder):
     stored = plain((folder / f"{folder.name}.json").read_text())
     found = status(folder)
     assert not found.failed
-    again = plain(json.dumps(payload(TABLES[folder.name], stored["scale"], found.done)))
+    again = plain(json.dumps(TABLES[folder.name].measure(stored["scale"], found.done).to_dict()))
     by = lambda rows, *names: {tuple(row[name] for name in names): row for row in rows}  # noqa: E731
     assert by(again["rows"], "method", "column") == by(stored["rows"], "method", "column")
     assert by(again["claims"], "claim") == by(stored["claims"], "claim")

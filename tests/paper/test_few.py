@@ -5,7 +5,7 @@ import pytest
 from record_maker import make_record
 
 from offsupport.methods import list_methods
-from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies import TABLES, TableOptions
 from offsupport.studies.ours import few
 
 FEW = TABLES["few"]
@@ -23,7 +23,7 @@ def test_every_method_but_those_of_other_networks_is_there():
 
 @pytest.mark.parametrize(("scale", "images"), [("smoke", (64, 128)), ("small", (256, 1024))])
 def test_batches_are_as_large_as_the_images_are_many(scale, images):
-    cells = cells_of(FEW, scale, Options(methods=("tent", "bn")))
+    cells = FEW.cells(scale, TableOptions(methods=("tent", "bn")))
     asked = {(c.config["protocol"], c.config["batch_size"], c.config["limit"]) for c in cells}
     assert asked == {*(("episodic", n, images[0]) for n in (1, 4, 16, 64)), ("online", 128, images[1])}
     assert len(cells) == 2 * 5
@@ -32,7 +32,7 @@ def test_batches_are_as_large_as_the_images_are_many(scale, images):
 
 def test_columns_say_how_many_images():
     made = [record("source", 60, 4), record("source", 60), record("tent", 80, 4), record("tent", 20)]
-    found = payload(FEW, "smoke", made)
+    found = FEW.measure("smoke", made).to_dict()
     rows = {(row["method"], row["column"]): row["value"] for row in found["rows"]}
     assert rows == pytest.approx(
         {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from record_maker import make_record
 
-from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies import TABLES, TableOptions
 from offsupport.studies.paper.fig3 import BLOCKS, SEVERITIES
 
 FIG3 = TABLES["fig3"]
@@ -27,19 +27,19 @@ def verdicts(sparse, dense):
 
 
 def test_every_block_meets_every_severity_on_the_same_images():
-    cells = cells_of(FIG3, "smoke", Options())
+    cells = FIG3.cells("smoke", TableOptions())
     assert len(cells) == len(set(cells)) == 2 * len(BLOCKS) * 10
     assert {cell.config["corruption"] for cell in cells} == {"impulse_noise"}
     assert {(cell.config["block"], cell.config["severity"]) for cell in cells} == {
         (block, severity) for block in BLOCKS for severity in range(1, 11)
     }
-    small = cells_of(FIG3, "small", Options(methods=("tent",)))
+    small = FIG3.cells("small", TableOptions(methods=("tent",)))
     assert {(c.config["limit"], c.config["preset"]) for c in small} == {(5000, "cifar10")}
 
 
 def test_rows_are_named_by_block_and_severity():
     made = [record(8, 5, 40), record(32, 5, 200), record(8, 5, 20, "source")]
-    rows = {(row["method"], row["column"]): row for row in payload(FIG3, "smoke", made)["rows"]}
+    rows = {(row["method"], row["column"]): row for row in FIG3.measure("smoke", made).to_dict()["rows"]}
     assert {key: row["value"] for key, row in rows.items()} == {
         ("tent", "block-8/severity-5"): 10.0,
         ("tent", "block-32/severity-5"): 50.0,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from offsupport.bench.store import Record
-from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies import TABLES, TableOptions
 from offsupport.studies.guarantee_runs import GuaranteeConfig
 from offsupport.studies.ours.guarantees import _correlation, _ratio, claims, rows
 
@@ -20,12 +20,12 @@ def verdicts(records):
 
 
 def test_blocks_cover_the_runs_once_and_smoke_fits_no_flow():
-    cells = cells_of(TABLES["guarantees"], "small", Options(runs=30))
+    cells = TABLES["guarantees"].cells("small", TableOptions(runs=30))
     spans = sorted(
         (c.config["study"], c.config["first"], c.config["runs"]) for c in cells if c.config["study"] != "sparse"
     )
     assert spans == [(study, *span) for study in ("gap", "inside") for span in ((0, 25), (25, 5))]
-    assert {c.config["study"] for c in cells_of(TABLES["guarantees"], "smoke", Options())} == {"sparse", "inside"}
+    assert {c.config["study"] for c in TABLES["guarantees"].cells("smoke", TableOptions())} == {"sparse", "inside"}
 
 
 @pytest.mark.parametrize(("reached", "verdict"), [(0.97, "holds"), (0.85, "does-not-hold")])
@@ -66,9 +66,9 @@ def test_the_gap_is_explained_by_correlation_oracles_and_failing_assumptions():
     assert set(found.values()) == {"holds"}
     last = claims(halves)[-1]
     assert "v distance" in last.claim
-    assert last.evidence["value"] == 1.0
-    assert last.evidence["n"] == 40
-    assert payload(TABLES["guarantees"], "small", halves)["table"] == "guarantees"
+    assert last.evidence.value == 1.0
+    assert last.evidence.n == 40
+    assert TABLES["guarantees"].measure("small", halves).to_dict()["table"] == "guarantees"
 
 
 def test_estimates_match_their_closed_forms():

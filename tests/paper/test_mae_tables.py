@@ -8,7 +8,7 @@ from record_maker import make_record
 
 from offsupport import zoo
 from offsupport.data import EXTRA, STANDARD
-from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies import TABLES, TableOptions
 from offsupport.studies.mae_arms import SCALES, Arm, adapted_models, by_arm, config_of
 from offsupport.studies.paper.table3 import PRINTED
 
@@ -30,7 +30,7 @@ def records(arms, seeds=2):
 
 
 def test_table4_has_a_column_per_number_of_steps():
-    found = payload(TABLES["table4"], "smoke", records({Arm("probe", k): rate for k, rate in RATES.items()}))
+    found = TABLES["table4"].measure("smoke", records({Arm("probe", k): rate for k, rate in RATES.items()})).to_dict()
     rows = {row["column"]: row for row in found["rows"]}
     assert list(rows) == ["source", "em-0", "em-1", "em-2", "em-3"]
     assert [row["value"] for row in rows.values()] == pytest.approx([45, 55, 75, 75, 65])
@@ -45,7 +45,7 @@ def test_table4_has_a_column_per_number_of_steps():
 
 def test_table4_shows_the_joint_model_where_it_was_adapted():
     both = {Arm(model, k): rate for model in ("probe", "joint") for k, rate in RATES.items()}
-    methods = {row["method"] for row in payload(TABLES["table4"], "smoke", records(both))["rows"]}
+    methods = {row["method"] for row in TABLES["table4"].measure("smoke", records(both)).to_dict()["rows"]}
     assert methods == {"mae-ttt+em", "mae-ttt+em (joint)"}
 
 
@@ -53,7 +53,7 @@ def test_table3_compares_regimes_per_corruption():
     arms = {Arm("joint"): 0.3, Arm("finetune"): 0.4, Arm("probe"): 0.4, Arm("probe", 0): 0.5, Arm("probe", 1): 0.7}
     made = [r for r in records(arms, seeds=1) if not (r.cell.config["corruption"] == "fog" and r.cell.config["hyper"])]
     made.append(record(Arm("probe", 1), "fog", 0.2, 0))
-    found = payload(TABLES["table3"], "smoke", made)
+    found = TABLES["table3"].measure("smoke", made).to_dict()
     rows = {(row["method"], row["column"]): row for row in found["rows"]}
     assert len(rows) == 5 * 16
     assert rows["joint-train", "digits-c/avg"]["value"] == pytest.approx(30)
@@ -76,8 +76,8 @@ def test_averages_are_those_of_the_printed_entries():
 
 
 def test_table3_takes_what_table4_has_computed():
-    four = cells_of(TABLES["table4"], "smoke", Options())
-    three = cells_of(TABLES["table3"], "smoke", Options())
+    four = TABLES["table4"].cells("smoke", TableOptions())
+    three = TABLES["table3"].cells("smoke", TableOptions())
     shared = set(four) & set(three)
     assert {cell.config["method"] for cell in shared} == {"source", "mae-ttt", "mae-ttt+em"}
     assert {cell.config["model"] for cell in set(three) - shared} == {"digits-mae-joint", "digits-mae-finetune"}
@@ -89,10 +89,10 @@ def test_a_weak_probe_brings_the_joint_model_in(accuracy, models, monkeypatch):
     monkeypatch.setattr(zoo, "names", lambda: ["cifar10-mae-tiny", "cifar10-mae-tiny-joint"])
     monkeypatch.setattr(zoo, "card", lambda name: {"test": {"accuracy": accuracy}, "file_sha256": "ab" * 32})
     assert adapted_models(SCALES["small"]) == models
-    cells = cells_of(TABLES["table4"], "small", Options())
+    cells = TABLES["table4"].cells("small", TableOptions())
     assert len(cells) == 3 * 15 * 5 * len(models) + 1
     assert {cell.config.get("limit") for cell in cells if cell.kind == "adapt"} == {34}
-    assert len(cells_of(TABLES["table4"], "small", Options(seeds=1))) == 15 * 5 * len(models) + 1
+    assert len(TABLES["table4"].cells("small", TableOptions(seeds=1))) == 15 * 5 * len(models) + 1
 
 
 def test_arms_are_found_again_whatever_the_hash_of_the_weights():
@@ -111,7 +111,7 @@ def test_a_step_size_is_that_of_its_regime_and_method():
 
 
 def test_step_sizes_are_tuned_on_corruptions_that_are_not_reported():
-    cells = cells_of(TABLES["tuning-mae"], "smoke", Options())
+    cells = TABLES["tuning-mae"].cells("smoke", TableOptions())
     assert len(cells) == len(set(cells)) == 2 * 4 * len(EXTRA)
     assert {cell.config["corruption"] for cell in cells} == set(EXTRA)
     budget = {m: {c.config["hyper"]["lr"] for c in cells if c.config["method"] == m} for m in ("mae-ttt", "mae-ttt+em")}
@@ -124,7 +124,7 @@ def test_candidates_are_averaged_over_corruptions():
         return make_record("mae-ttt+em", corruption, correct, "digits-c", hyper=hyper, model=MODELS["probe"])
 
     results = [made(0.1, name, [1, 1, 0, 0]) for name in EXTRA] + [made(0.2, name, [1, 1, 1, 0]) for name in EXTRA[:2]]
-    found = payload(TABLES["tuning-mae"], "smoke", results)["rows"]
+    found = TABLES["tuning-mae"].measure("smoke", results).to_dict()["rows"]
     averages = {row["method"]: row["value"] for row in found if row["column"] == "digits-c/avg"}
     assert averages == {"mae-ttt+em (probe, lr=0.1)": 50.0}  # the other lacks two corruptions
     assert sum(row["method"] == "mae-ttt+em (probe, lr=0.2)" for row in found) == 2

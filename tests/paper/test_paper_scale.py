@@ -7,7 +7,7 @@ import pytest
 from offsupport import zoo
 from offsupport.core.errors import DataMissingError
 from offsupport.data import STANDARD
-from offsupport.studies import TABLES, Options, cells_of
+from offsupport.studies import TABLES, TableOptions
 from offsupport.studies.published import SETTINGS
 
 RECIPES = [setting.recipe for setting in SETTINGS.values() if setting.recipe]
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def counted(table, key):
-    cells = cells_of(TABLES[table], "paper", Options())
+    cells = TABLES[table].cells("paper", TableOptions())
     assert all(cell.config.get("device") == "cuda" for cell in cells)
     return cells, {value: sum(c.config[key] == value for c in cells) for value in {c.config[key] for c in cells}}
 
@@ -61,7 +61,7 @@ def test_tables_with_images_as_episodes_are_split(folder):
     ("table", "cells"), [("fig3", 80), ("tableA3", 2 * 76), ("tableA4", 15 * (35 + 17)), ("few", 70)]
 )
 def test_the_others_have_a_paper_scale_too(folder, table, cells):
-    assert len(cells_of(TABLES[table], "paper", Options())) == cells
+    assert len(TABLES[table].cells("paper", TableOptions())) == cells
 
 
 @pytest.mark.parametrize("table", ["table2", "table3", "table4", "fig3", "tableA3", "tableA4", "few"])
@@ -70,7 +70,7 @@ def test_missing_weights_are_missing_data(table, tmp_path, monkeypatch):
     with pytest.raises(
         DataMissingError, match=r"no weights at (runs/train|weights)/.* (offsupport train|Put)"
     ) as found:
-        cells_of(TABLES[table], "paper", Options())
+        TABLES[table].cells("paper", TableOptions())
     assert found.value.exit_code == 3
 
 
@@ -78,5 +78,5 @@ def test_a_model_that_the_zoo_does_not_have_yet_comes_with_its_command(monkeypat
     monkeypatch.setattr(zoo, "names", list)
     for table, model in (("tableA3", "supervised-early"), ("table2", "joint"), ("few", "supervised")):
         with pytest.raises(DataMissingError, match=f"offsupport train cifar10-resnet18x0.25-{model} ") as found:
-            cells_of(TABLES[table], "small", Options())
+            TABLES[table].cells("small", TableOptions())
         assert found.value.exit_code == 3

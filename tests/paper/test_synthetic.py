@@ -12,7 +12,7 @@ from offsupport.core.errors import ConfigError
 from offsupport.functional import wilson
 from offsupport.report.page import render
 from offsupport.report.run_page import run_page
-from offsupport.studies import TABLES, Options, cells_of, payload
+from offsupport.studies import TABLES, TableOptions
 from offsupport.studies.latent_runs import LatentConfig, LikelihoodConfig, RadiusConfig
 from offsupport.studies.ours.sensitivity import CLAIMS as SENSITIVITY_CLAIMS
 from offsupport.studies.synthetic import (
@@ -40,7 +40,7 @@ def record(method, outcome, metric="accuracy", first=0, shift="dense", distances
 
 def test_blocks_cover_the_runs_once():
     for method, expected in (("vae", [(0, 50), (50, 10)]), ("trimmed-nn", [(0, 25), (25, 25), (50, 10)])):
-        cells = cells_of(TABLES["tableA1"], "small", Options(runs=60, methods=(method,)))
+        cells = TABLES["tableA1"].cells("small", TableOptions(runs=60, methods=(method,)))
         spans = [(c.config["shift"], c.config["first"] - FIRST, c.config["runs"]) for c in cells]
         assert spans == [(shift, *span) for shift in ("dense", "sparse") for span in expected]
 
@@ -48,18 +48,18 @@ def test_blocks_cover_the_runs_once():
 def test_no_reported_run_was_seen_when_something_was_chosen():
     choice = {
         seed
-        for cell in cells_of(TABLES["kl-choice"], "paper", Options())
+        for cell in TABLES["kl-choice"].cells("paper", TableOptions())
         for seed in range(cell.config["first"], cell.config["first"] + cell.config["runs"])
     }
     for table in ("table1", "tableA1", "harder", "sensitivity"):
-        for cell in cells_of(TABLES[table], "paper", Options()):
+        for cell in TABLES[table].cells("paper", TableOptions()):
             seeds = range(cell.config["first"], cell.config["first"] + cell.config["runs"])
             assert seeds[0] >= 500  # stored and looked at while the estimators were built
             assert not choice & set(seeds)
 
 
 def test_only_methods_that_do_not_fit_targets_have_several():
-    cells = [c for c in cells_of(TABLES["table1"], "smoke", Options()) if c.kind == "latent"]
+    cells = [c for c in TABLES["table1"].cells("smoke", TableOptions()) if c.kind == "latent"]
     assert {c.config["method"] for c in cells if c.config["targets"] == 1} == {"vae", "imsda"}
     assert all(("kl" in c.config["options"]) == (c.config["targets"] == 1) for c in cells)
 
@@ -87,7 +87,7 @@ def test_claims_pair_the_same_runs():
     records = [record("extrapolator", better), record("only-source", base)]
     (claim,) = below_by_column(records, [("extrapolator", "only-source", "dense"), ("vae", "only-source", "dense")])
     assert claim.verdict == "holds"
-    assert claim.evidence["value"] == pytest.approx(-100 * (better.mean() - base.mean()))
+    assert claim.evidence.value == pytest.approx(-100 * (better.mean() - base.mean()))
     (other,) = below_by_column(records, [("only-source", "extrapolator", "dense")])
     assert other.verdict == "does-not-hold"
 
@@ -109,10 +109,10 @@ def test_methods_with_several_targets_meet_others_on_the_first():
     theirs = np.ones(200)
     records = [record("vae", theirs), record("extrapolator", ours, targets=10)]
     (claim,) = below_by_column(records, [("vae", "extrapolator", "dense")])
-    assert claim.evidence["value"] == pytest.approx(-100)
+    assert claim.evidence.value == pytest.approx(-100)
     records = [record("trimmed-nn", 0 * ours, targets=10), record("extrapolator", ours, targets=10)]
     (claim,) = below_by_column(records, [("extrapolator", "trimmed-nn", "dense")])
-    assert claim.evidence["value"] == pytest.approx(-100 * ours.mean())
+    assert claim.evidence.value == pytest.approx(-100 * ours.mean())
 
 
 def test_a_bound_is_met_when_the_interval_is():
@@ -121,8 +121,8 @@ def test_a_bound_is_met_when_the_interval_is():
     (missed,) = bounded([record("extrapolator", right)], "extrapolator", {"dense-12": 0.005})
     (open_,) = bounded([record("extrapolator", right)], "extrapolator", {"dense-12": 0.03})
     assert (met.verdict, missed.verdict, open_.verdict) == ("holds", "does-not-hold", "undecided")
-    assert met.evidence["value"] == pytest.approx(100 * (1 - right.mean() - 0.1))
-    assert met.evidence["low"] <= met.evidence["value"] <= met.evidence["high"]
+    assert met.evidence.value == pytest.approx(100 * (1 - right.mean() - 0.1))
+    assert met.evidence.low <= met.evidence.value <= met.evidence.high
 
 
 def test_a_margin_allows_some_loss():
@@ -163,8 +163,8 @@ def test_report_draws_a_curve_per_shift():
     records = [
         record(m, [1, 0, 1], shift=s, distances=(12.0,)) for m in ("vae", "only-source") for s in ("dense", "sparse")
     ]
-    found = payload(table, "smoke", records)
-    json.dumps(found, allow_nan=False)
+    found = table.measure("smoke", records)
+    json.dumps(found.to_dict(), allow_nan=False)
     page = render(run_page(table.title, "about", found, Status(records, {}, {})))
     assert page.count("<svg") == 2
     assert "as printed" in page
@@ -175,20 +175,20 @@ def test_report_marks_the_median_radius_of_theorem_1():
     radii = {"radius": {"certified": [0.1, 0.2, 0.9], "local": [0.3, 0.5, 7.0]}}
     records = [record("vae", [1, 0, 1]), Record(cell.key, cell, radii, {}, {"seconds": 1.0})]
     assert median_radii(records) == {"dense": {"certified": 0.2, "local": 0.5}}
-    found = payload(TABLES["table1"], "smoke", records)
+    found = TABLES["table1"].measure("smoke", records)
     page = render(run_page("title", "about", found, Status(records, {}, {})))
     assert "Theorem 1 radius" in page
     assert "0.20 certified, 0.50 local" in page
 
 
 def test_rows_and_columns_say_what_differs_from_table_1():
-    cells = cells_of(TABLES["sensitivity"], "smoke", Options())
+    cells = TABLES["sensitivity"].cells("smoke", TableOptions())
     rows = {WITH_CHANGES.row(cell.config) for cell in cells}
     groups = {WITH_CHANGES.group(cell.config) for cell in cells}
     assert {"vae", "vae, kl=0.01", "vae, kl=0.001", "vae, prior=classes", "only-source"} <= rows
     assert groups == {group for _, _, group in SENSITIVITY_CLAIMS}
     assert len(cells) == len(set(cells))
-    harder = cells_of(TABLES["harder"], "smoke", Options())
+    harder = TABLES["harder"].cells("smoke", TableOptions())
     assert {WITH_CHANGES.group(c.config) for c in harder} == {"sparse, influence=varying", "sparse, noise=0.05"}
 
 
@@ -199,13 +199,13 @@ def test_the_weight_in_use_is_the_one_of_highest_likelihood():
 
     noise = np.random.default_rng(0).normal(size=30)
     records = [stored(0.1, -7 + noise), stored(0.01, -7.5 + noise), stored(0.001, -6.5 + noise)]
-    found = payload(TABLES["kl-choice"], "paper", records)
+    found = TABLES["kl-choice"].measure("paper", records).to_dict()
     assert [row["value"] for row in found["rows"]] == pytest.approx([v + noise.mean() for v in (-7, -7.5, -6.5)])
     assert [claim["verdict"] for claim in found["claims"]] == ["holds", "does-not-hold"]
     assert found["claims"][0]["evidence"]["value"] == pytest.approx(-0.5)
-    assert len(cells_of(TABLES["kl-choice"], "smoke", Options(methods=("vae",)))) == 6
+    assert len(TABLES["kl-choice"].cells("smoke", TableOptions(methods=("vae",)))) == 6
     with pytest.raises(ConfigError, match="no method 'trimmed-nn'"):
-        cells_of(TABLES["kl-choice"], "smoke", Options(methods=("trimmed-nn",)))
+        TABLES["kl-choice"].cells("smoke", TableOptions(methods=("trimmed-nn",)))
 
 
 def test_cells_of_the_other_kinds_compute(tmp_path):
@@ -219,4 +219,4 @@ def test_cells_of_the_other_kinds_compute(tmp_path):
 
 def test_an_unknown_method_is_refused_before_anything_runs():
     with pytest.raises(ConfigError, match="Did you mean 'extrapolator'"):
-        cells_of(TABLES["table1"], "smoke", Options(methods=("extrapolatr",)))
+        TABLES["table1"].cells("smoke", TableOptions(methods=("extrapolatr",)))

@@ -11,7 +11,8 @@ from offsupport.bench.cell import Cell, Outcome
 from offsupport.bench.store import Store
 from offsupport.core.seeds import derive_seed
 from offsupport.results.correctness import pack
-from offsupport.studies.adaptation import LEAK, expand
+from offsupport.studies.adaptation import LEAK
+from offsupport.studies.grids import expand
 
 
 def adapt_outcome(cell: Cell, images: int, batches: int = 20) -> Outcome:

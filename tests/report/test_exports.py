@@ -1,27 +1,19 @@
 import csv
 import io
 import re
+from dataclasses import replace
 
 import pytest
 
 from offsupport.report.page import Badge, Bar, Number, Table
 from offsupport.report.tables import FIELDS, as_csv, as_latex, latex_text
+from offsupport.results import Row
 
-ROW = {
-    "method": "bn",
-    "column": "c/avg",
-    "metric": "error",
-    "unit": "percent",
-    "value": 8.25,
-    "low": -7.5,
-    "high": 9.0,
-    "n": 1200,
-    "paper": None,
-}
+ROW = Row(method="bn", column="c/avg", metric="error", unit="percent", value=8.25, low=-7.5, high=9.0, n=1200)
 
 
 def test_csv_holds_every_number_in_full():
-    read = list(csv.DictReader(io.StringIO(as_csv([ROW, {**ROW, "paper": 14.1, "deviation": 0.5}]))))
+    read = list(csv.DictReader(io.StringIO(as_csv([ROW, replace(ROW, paper=14.1, deviation=0.5)]))))
     assert tuple(read[0]) == FIELDS
     assert [float(read[0][name]) for name in ("value", "low", "high")] == [8.25, -7.5, 9.0]
     assert (read[0]["paper"], read[0]["deviation"], read[1]["paper"], read[1]["deviation"]) == ("", "", "14.1", "0.5")
@@ -29,14 +21,14 @@ def test_csv_holds_every_number_in_full():
 
 @pytest.mark.parametrize("name", ["=1+1", "+A1", "-A1", "@SUM(A1)", "\t=1", "\r=1", " =1"])
 def test_names_that_look_like_formulas_are_defused_and_numbers_are_not(name):
-    (read,) = csv.DictReader(io.StringIO(as_csv([{**ROW, "method": name}])))
+    (read,) = csv.DictReader(io.StringIO(as_csv([replace(ROW, method=name)])))
     assert read["method"] == "'" + name
     assert read["low"] == "-7.5"
 
 
 def test_csv_quotes_what_would_break_a_line():
     evil = 'a,"b"\nc'
-    (read,) = csv.DictReader(io.StringIO(as_csv([{**ROW, "method": evil}])))
+    (read,) = csv.DictReader(io.StringIO(as_csv([replace(ROW, method=evil)])))
     assert read["method"] == evil
 
 

@@ -9,8 +9,8 @@ from run_maker import make_run
 
 from offsupport.bench.runs import status
 from offsupport.bench.store import Store
-from offsupport.report.provenance import command
-from offsupport.report.run_page import write_report
+from offsupport.report.run_page import command, write_report
+from offsupport.studies import Request, TableOptions
 from offsupport.studies.adaptation import LEAK
 
 
@@ -67,7 +67,7 @@ def test_the_command_of_a_bench_run_says_the_same_cells(tmp_path, monkeypatch, a
     asked = {}
     monkeypatch.setattr(bench, "finish", lambda out, data, cells, *rest: asked.update(cells=cells))
     monkeypatch.setattr(bench, "_show", lambda *given: None)
-    words = shlex.split(command({"verb": "bench"}, records))
+    words = shlex.split(command(Request(), records))
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit) as end:
         main.main()
@@ -77,11 +77,11 @@ def test_the_command_of_a_bench_run_says_the_same_cells(tmp_path, monkeypatch, a
 
 def test_what_options_cannot_say_is_said_by_file(tmp_path):
     (record,) = status(make_run(tmp_path, method=["tent"], corruption=["fog"], hyper=[{"lr": 0.1}])).done
-    assert f"rm cells/{record.key}.json" in command({"verb": "bench"}, [record])
+    assert f"rm cells/{record.key}.json" in command(Request(), [record])
 
 
 def test_the_command_of_a_table_repeats_what_was_asked():
-    request = {"verb": "reproduce", "table": "table1", "scale": "smoke"}
-    request["options"] = {"runs": 3, "seeds": None, "methods": ["vae", "imsda"]}
+    request = Request("table1", "smoke", TableOptions(runs=3, methods=("vae", "imsda")))
+    assert Request.of(json.loads(json.dumps(request.to_dict()))) == request
     expected = "offsupport reproduce table1 --scale smoke --runs 3 --methods vae,imsda --out again"
     assert command(request, []) == expected

@@ -9,20 +9,13 @@ from offsupport.bench.runs import status
 from offsupport.bench.store import Record
 from offsupport.report.figures import constraint_sections, curve_figures, on_axes, stream_figures, theory_sections
 from offsupport.report.run_page import write_report
+from offsupport.results import Row
 from offsupport.studies.guarantee_runs import GuaranteeConfig
 from offsupport.studies.latent_runs import RadiusConfig
 
 
 def row(method, column, value=10.0):
-    return {
-        "method": method,
-        "column": column,
-        "metric": "error",
-        "unit": "percent",
-        "value": value,
-        "low": 9,
-        "high": 11,
-    }
+    return Row(method=method, column=column, metric="error", unit="percent", value=value, low=9, high=11, n=100)
 
 
 def words(drawing):
@@ -47,8 +40,8 @@ def test_numbers_of_images_stand_one_step_apart_and_end_with_all():
 def test_severities_that_differ_become_curves_and_their_average(tmp_path):
     folder = make_run(tmp_path, method=["source", "bn"], corruption=["fog", "snow"], severity=[1, 5])
     path, data = write_report(folder)
-    assert on_axes(data["rows"])
-    captions = [drawing.caption for drawing in curve_figures(data["rows"], status(folder).done)]
+    assert on_axes(data.rows)
+    captions = [drawing.caption for drawing in curve_figures(data.rows, status(folder).done)]
     assert captions[0].startswith("The average over corruptions")
     assert [caption.split(" ")[0] for caption in captions[1:]] == ["digits-c/fog", "digits-c/snow"]
     assert read(path.read_text()).findings == []
@@ -101,5 +94,5 @@ def test_files_beside_the_page_are_what_it_offers(tmp_path):
     path, data = write_report(make_run(tmp_path, method=["source", "bn"], corruption=["fog", "snow"]))
     links = [attrs for tag, attrs in read(path.read_text()).tags if tag == "a" and "download" in attrs]
     assert [link["download"] for link in links] == ["report.csv", "report.tex"]
-    assert (tmp_path / "report.csv").read_text().count("\n") == 1 + len(data["rows"])
+    assert (tmp_path / "report.csv").read_text().count("\n") == 1 + len(data.rows)
     assert r"\begin{tabular}" in (tmp_path / "report.tex").read_text()

@@ -7,10 +7,11 @@ from html_check import read
 sys.path.append(str(Path(__file__).parent.parent / "paper"))
 from record_maker import make_record
 
+from offsupport.bench import Cell
 from offsupport.bench.runs import Status
 from offsupport.report.page import render
 from offsupport.report.run_page import run_page
-from offsupport.studies import TABLES, payload
+from offsupport.studies import TABLES
 
 EVIL = "<script>alert(1)</script>"
 
@@ -20,8 +21,8 @@ def records(names=("bn", "source")):
 
 
 def page_of(found: list, status: Status | None = None) -> str:
-    data = payload(TABLES["table2"], "smoke", found)
-    return render(run_page("Table 2", "About it.", data, status or Status(done=found)))
+    measured = TABLES["table2"].measure("smoke", found)
+    return render(run_page("Table 2", "About it.", measured, status or Status(done=found)))
 
 
 def test_page_shows_measured_beside_printed():
@@ -37,31 +38,38 @@ def test_page_shows_measured_beside_printed():
 
 def test_page_embeds_what_reproduce_prints():
     reader = read(page_of(records()))
-    embedded, _ = [data for inside, data in reader.texts if inside == "script"]
-    assert json.loads(embedded) == json.loads(json.dumps(payload(TABLES["table2"], "smoke", records())))
+    embedded, *_ = [data for inside, data in reader.texts if inside == "script"]
+    printed = TABLES["table2"].measure("smoke", records()).to_dict()
+    assert json.loads(embedded) == json.loads(json.dumps(printed))
 
 
 def test_hyper_parameters_are_listed():
-    table = TABLES["tableA2"]
-    words = [word.strip() for _, word in read(render(run_page("A2", "", payload(table, "smoke", []), Status()))).texts]
+    measured = TABLES["tableA2"].measure("smoke", [])
+    words = [word.strip() for _, word in read(render(run_page("A2", "", measured, Status()))).texts]
     assert "Hyper parameters" in words
-    assert {line["method"] for line in table.more()["hyper_parameters"]} <= set(words)
+    (listing,) = measured.listings
+    assert {line[0] for line in listing.lines} <= set(words)
 
 
 def test_unfinished_cells_are_shown():
-    text = page_of(records(), Status(done=records(), failed={"a": "it broke"}, missing={"b": "not computed yet"}))
+    failed, missing = (Cell("adapt", {"method": name}) for name in ("first", "second"))
+    text = page_of(
+        records(), Status(done=records(), failed={failed: "it broke"}, missing={missing: "not computed yet"})
+    )
     words = "".join(word for _, word in read(text).texts)
     assert "4 of 6 cells have a result; 1 failed, 1 are missing." in words
-    assert "it broke" in words
-    assert "not computed yet" in words
+    for expected in (f"first {failed.key[:8]}", "it broke", f"second {missing.key[:8]}", "not computed yet"):
+        assert expected in words
 
 
 def test_evil_names_stay_text():
     found = records((EVIL, "bn"))
-    reader = read(page_of(found, Status(done=found, failed={EVIL: EVIL})))
+    reader = read(page_of(found, Status(done=found, failed={Cell("adapt", {"method": EVIL}): EVIL})))
     assert reader.findings == []
-    assert [attrs.get("type") for tag, attrs in reader.tags if tag == "script"] == ["application/json", None]
+    # What was measured, the cells behind it, and the only script that runs.
+    types = [attrs.get("type") for tag, attrs in reader.tags if tag == "script"]
+    assert types == ["application/json", "application/json", None]
 
 
 def test_an_empty_run_still_has_a_page():
-    assert read(page_of([], Status(missing={"b": "not computed yet"}))).findings == []
+    assert read(page_of([], Status(missing={Cell("adapt", {}): "not computed yet"}))).findings == []

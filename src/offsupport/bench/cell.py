@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError
@@ -22,7 +19,7 @@ class Cell:
     """One thing to compute. Two cells that say the same are equal, whatever the order their settings were given in.
 
     Args:
-        kind: Who computes it: a name in :data:`KINDS`, or ``module:attribute`` of a :class:`Kind` of your own.
+        kind: Who computes it: a name in :data:`KINDS`. A cell may come from a file, so it names no code.
         config: Every setting the result depends on, as JSON values. Paths are not among them: a result does not
             depend on where its data lies.
 
@@ -90,27 +87,41 @@ class Outcome:
     timing: dict[str, Any]
 
 
+def _nothing_to_prepare(configs: Sequence[Any], place: Place) -> None:
+    """For kinds whose cells share nothing and cannot be asked for wrongly."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """How cells of one kind are computed.
 
     Args:
         config: The frozen dataclass of their settings; it has a field ``threads``.
-        run: Computes one cell.
+        run: Computes one cell. Its module registers the kind, so that another process knows it after one import.
         prepare: Given the settings of all cells that will run: refuses what cannot work, makes what they share.
+        named_by: Settings whose values tell a person which cell it is.
     """
 
     config: type[Any]
     run: Callable[[Any, Place], Outcome]
-    prepare: Callable[[Sequence[Any], Place], None] = lambda configs, place: None
+    prepare: Callable[[Sequence[Any], Place], None] = _nothing_to_prepare
+    named_by: tuple[str, ...] = ()
 
 
 KINDS: Registry[Kind] = Registry("kind of cell")
 
 
+def label(cell: Cell) -> str:
+    """Return a few words that tell a person which cell this is; of a kind unknown here, the key alone."""
+    names = KINDS[cell.kind].named_by if cell.kind in KINDS else ()
+    # A list (several corruptions in a row) would fill the line; the key tells such cells apart.
+    words = [value for value in (cell.config.get(name) for name in names) if isinstance(value, str)]
+    return " ".join([*words, cell.key[:8]])
+
+
 def home_of(cell: Cell) -> str:
     """Return the module that registers the kind of a cell: what another process must import to compute it."""
-    return _kind(cell).run.__module__
+    return KINDS[cell.kind].run.__module__
 
 
 def make_cell(kind: str, config: Any) -> Cell:
@@ -120,7 +131,7 @@ def make_cell(kind: str, config: Any) -> Cell:
 
 def compute(cell: Cell, place: Place) -> Outcome:
     """Compute one cell in this process, with the number of threads it asks for; go on where it was stopped before."""
-    kind = _kind(cell)
+    kind = KINDS[cell.kind]
     return kind.run(_settings(cell, kind), dataclasses.replace(place, checkpoint=checkpoint_of(cell, place)))
 
 
@@ -134,29 +145,13 @@ def prepare(cells: Iterable[Cell], place: Place) -> None:
     by_kind: dict[str, list[Cell]] = {}
     for cell in cells:
         by_kind.setdefault(cell.kind, []).append(cell)
-    for members in by_kind.values():
-        kind = _kind(members[0])
+    for name, members in by_kind.items():
+        kind = KINDS[name]
         kind.prepare([_settings(cell, kind) for cell in members], place)
-
-
-def _kind(cell: Cell) -> Kind:
-    found = imported(cell.kind, "kind of cell") if ":" in cell.kind else KINDS[cell.kind]
-    return cast("Kind", found)
 
 
 def _settings(cell: Cell, kind: Kind) -> Any:
     return build(kind.config, cell.config, f"a cell of kind {cell.kind!r}")
-
-
-def imported(name: str, what: str) -> Any:
-    """Return ``attribute`` of ``module`` for the name ``module:attribute``; modules of the working folder count."""
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds strings
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"There is no {what} {name!r} ({error}).", "Write it as package.module:name.") from error
 
 
 def _plain(value: Any) -> Any:

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple, Protocol
 
-from offsupport.bench.cell import Cell, Place, checkpoint_of, compute, home_of, prepare
-from offsupport.bench.store import Invalid, Store, result_file
+from offsupport.bench.cell import Cell, Place, checkpoint_of, compute, home_of, label, prepare
+from offsupport.bench.store import Invalid, Sound, Store, result_file
 from offsupport.core.errors import ConfigError, OffsupportError, nearest
 from offsupport.core.interrupts import (
     STOP_REQUEST,
@@ -128,6 +128,8 @@ class Summary:
     computed: list[str] = field(default_factory=list)
     present: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    read: dict[str, Sound] = field(default_factory=dict, repr=False, compare=False)
+    """The results that were present, so that nobody has to read and check them again."""
 
     @property
     def complete(self) -> bool:
@@ -215,6 +217,7 @@ def run_cells(
                 announce(f"{label(cell)}: the stored result is {found.reason}; computing it again.")
         else:
             summary.present.append(cell.key)
+            summary.read[cell.key] = found
     if not missing:
         begin()
         return summary
@@ -224,14 +227,6 @@ def run_cells(
         with two_steps(announce) as stop, progress("Cells", len(missing)) as advance:
             run(Job(missing, place, store, summary, announce, advance, stop))
     return summary
-
-
-def label(cell: Cell) -> str:
-    """Return a few words that tell a person which cell this is."""
-    config = cell.config
-    words = [config.get("method"), config.get("dataset"), config.get("corruption")]
-    named = [str(word) for word in words if isinstance(word, str)]
-    return f"{' '.join(named)} {cell.key[:8]}".strip()
 
 
 # The local executor: worker processes that are replaced when they die.

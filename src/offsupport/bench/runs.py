@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from offsupport.bench.cell import Cell, Place
-from offsupport.bench.executor import Executor, Summary, label, run_cells
-from offsupport.bench.store import Invalid, Record, Store, parse
+from offsupport.bench.executor import Executor, Summary, run_cells
+from offsupport.bench.store import Invalid, Record, Sound, Store
 from offsupport.core.errors import GridIncompleteError
 
 
@@ -19,15 +18,73 @@ class Status:
     """Where a run stands; every cell is counted once."""
 
     done: Sequence[Record] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    """What went wrong, by a label of the cell."""
-    missing: dict[str, str] = field(default_factory=dict)
-    """Why there is no result yet, by a label of the cell."""
+    failed: dict[Cell, str] = field(default_factory=dict)
+    """What went wrong."""
+    missing: dict[Cell, str] = field(default_factory=dict)
+    """Why there is no result yet."""
 
     def counts(self) -> dict[str, int]:
         """Return the number of cells in each state, and of all."""
         parts = {"done": len(self.done), "failed": len(self.failed), "missing": len(self.missing)}
         return {"total": sum(parts.values()), **parts}
+
+
+class Run:
+    """A run folder as one command sees it: every result is read and checked once, however many ask for it.
+
+    A result that another process replaces meanwhile is therefore not noticed; results of a cell are equal anyway.
+
+    Args:
+        folder: The run folder.
+        summary: What became of the cells that this command computed; results it has read are not read again.
+    """
+
+    def __init__(self, folder: Path | str, summary: Summary | None = None) -> None:
+        self.store = Store(folder)
+        self.summary = summary or Summary()
+        self._read = dict(self.summary.read)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.store.folder
+
+    def find(self, cell: Cell) -> Sound | Invalid:
+        """Return the result of a cell, or why there is none."""
+        if cell.key in self._read:
+            return self._read[cell.key]
+        found = self.store.sound(cell.key)
+        if isinstance(found, Sound):
+            self._read[cell.key] = found
+        return found
+
+    def status(self, cells: Iterable[Cell] | None = None) -> Status:
+        """Return where the run stands.
+
+        Args:
+            cells: Only these; by default all cells the folder is for.
+        """
+        done = _Done()
+        status = Status(done)
+        for cell in self.store.grid() if cells is None else dict.fromkeys(cells):
+            found = self.find(cell)
+            if isinstance(found, Sound):
+                done.files.append(found)
+            elif (failure := self.store.failure(cell.key)) is not None:
+                status.failed[cell] = failure
+            else:
+                status.missing[cell] = found.reason
+        return status
+
+    def require_complete(self) -> None:
+        """Raise an error with exit code 4 when some cells that were to be computed have no result."""
+        if not self.summary.complete:
+            first = next(iter(self.summary.failed.values()))
+            total = sum(map(len, (self.summary.computed, self.summary.present, self.summary.failed)))
+            raise GridIncompleteError(
+                f"{len(self.summary.failed)} of {total} cells have no result; the first one: {first}",
+                f"Run the same command again to try them again, or see: offsupport bench status {self.folder}",
+            )
 
 
 def run_grid(
@@ -37,65 +94,36 @@ def run_grid(
     workers: int = 1,
     announce: Callable[[str], None] = lambda line: None,
     executor: Executor | None = None,
-) -> Summary:
+) -> Run:
     """Compute a grid into its folder, taking up what is there; one run per folder at a time.
 
     Args:
         cells: The grid.
         place: The run folder and the data.
-        request: What was asked, kept for the report.
+        request: What was asked, as JSON values, kept for the report.
         workers: How many processes; 0 for one per core, or per GPU where cells need one.
         announce: Given a line for people when something needs their attention.
         executor: Who computes; by default processes on this machine.
     """
     store = Store(place.folder)
     with store.locked():
-        return run_cells(cells, place, workers, announce, lambda: store.add_to_grid(cells, request), executor)
+        summary = run_cells(cells, place, workers, announce, lambda: store.add_to_grid(cells, request), executor)
+    return Run(place.folder, summary)
 
 
-def status(folder: Path | str, cells: Sequence[Cell] | None = None) -> Status:
-    """Return where a run stands.
-
-    Args:
-        folder: The run folder.
-        cells: Only these; by default all cells the folder is for.
-    """
-    store = Store(folder)
-    done = _Done()
-    found = Status(done)
-    for cell in store.grid() if cells is None else dict.fromkeys(cells):
-        result = store.sound(cell.key)
-        if not isinstance(result, Invalid):
-            done.files.append(result)
-        elif (failure := store.failure(cell.key)) is not None:
-            found.failed[label(cell)] = failure
-        else:
-            found.missing[label(cell)] = result.reason
-    return found
+def status(folder: Path | str, cells: Iterable[Cell] | None = None) -> Status:
+    """Return where the run in a folder stands, as :meth:`Run.status` does."""
+    return Run(folder).status(cells)
 
 
 class _Done(Sequence[Record]):
-    """Results found intact, parsed when somebody looks into them: counting thousands takes no parsing."""
+    """Results found intact, each parsed when somebody looks into it."""
 
     def __init__(self) -> None:
-        self.files: list[bytes] = []
-
-    @cached_property
-    def _records(self) -> list[Record]:
-        return [parse(data) for data in self.files]
+        self.files: list[Sound] = []
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, at: Any) -> Any:
-        return self._records[at]
-
-
-def require_complete(summary: Summary, total: int, folder: Path) -> None:
-    """Raise an error with exit code 4 when some cells have no result."""
-    if not summary.complete:
-        first = next(iter(summary.failed.values()))
-        raise GridIncompleteError(
-            f"{len(summary.failed)} of {total} cells have no result; the first one: {first}",
-            f"Run the same command again to try them again, or see: offsupport bench status {folder}",
-        )
+        return [file.record for file in self.files[at]] if isinstance(at, slice) else self.files[at].record

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from offsupport.bench.cell import Cell, Place
-from offsupport.bench.executor import label, run_cells
+from offsupport.bench.cell import Cell, Place, label
+from offsupport.bench.executor import run_cells
 from offsupport.bench.runs import status
 from offsupport.bench.store import Record, Store, intact, parse, versions
 from offsupport.core.errors import FileError, GridIncompleteError

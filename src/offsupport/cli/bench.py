@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from offsupport.cli.output import JSON, emit_in_parts, emit_json, emit_table, say
+
+if TYPE_CHECKING:
+    from offsupport.bench import Cell
+    from offsupport.bench.runs import Run
+    from offsupport.results import Row
+    from offsupport.studies import Request
 
 DataFolder = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; default $OFFSUPPORT_DATA.")]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder.")]
@@ -50,7 +57,8 @@ def run(
 ) -> None:
     """Run every combination of data sets, methods and seeds, from a recipe or from options."""
     from offsupport.core.config import build
-    from offsupport.studies.adaptation import Recipe, read_recipe, recipe_cells
+    from offsupport.studies import Request
+    from offsupport.studies.grids import GridRecipe, read_recipe, recipe_cells
 
     if recipe is not None:
         _refuse_both(context)
@@ -66,13 +74,12 @@ def run(
         chosen = [{"method": name, "preset": preset} for name in _names(methods)]
         grid: dict[str, Any] = {"datasets": [images], "methods": chosen, "seeds": seeds, "protocol": protocol}
         grid |= {"batch_size": batch_size, "threads": threads, "device": device}
-        cells = recipe_cells(build(Recipe, grid, "the grid"), Path())
+        cells = recipe_cells(build(GridRecipe, grid, "the grid"), Path())
     folder = out or Path("runs") / (recipe.stem if recipe else "bench")
     if dry_run:
         show_cost(cells, folder, data, as_json)
         return
-    finish(folder, data, cells, {"verb": "bench"}, workers, executor, address)
-    _show(folder, as_json)
+    _show(finish(folder, data, cells, Request(), workers, executor, address), as_json)
 
 
 @bench.command()
@@ -81,31 +88,41 @@ def status(
     as_json: bool = JSON,
 ) -> None:
     """Say how many cells of a run are done, failed or missing, and why."""
-    from offsupport.bench.runs import status as status_of
+    from offsupport.bench.runs import Run
 
-    found = status_of(folder)
+    found = Run(folder).status()
+    failures, reasons = (_labelled(cells) for cells in (found.failed, found.missing))
     if as_json:
-        emit_json({"folder": str(folder), **found.counts(), "failures": found.failed, "reasons": found.missing})
+        emit_json({"folder": str(folder), **found.counts(), "failures": failures, "reasons": reasons})
         return
     emit_table(str(folder), list(found.counts()), [[str(count) for count in found.counts().values()]])
-    for name, why in {**found.failed, **found.missing}.items():
+    for name, why in {**failures, **reasons}.items():
         say(f"{name}: {why}")
+
+
+def _labelled(cells: dict[Cell, str]) -> dict[str, str]:
+    """Name cells for people; only then their kinds must be known, which takes a second a complete run need not wait."""
+    if not cells:
+        return {}
+    import offsupport.studies  # noqa: F401 - it registers the kinds
+    from offsupport.bench.cell import label
+
+    return {label(cell): why for cell, why in cells.items()}
 
 
 def finish(
     out: Path,
     data: Path | None,
-    cells: list[Any],
-    request: dict[str, Any],
+    cells: list[Cell],
+    request: Request,
     workers: int,
     executor: str = "local",
     address: str | None = None,
-) -> None:
+) -> Run:
     """Compute cells into a run folder; cells without a result at the end are an error with exit code 4."""
     from offsupport.bench import Executor, Local, Place
     from offsupport.bench.ray_cluster import RayCluster
-    from offsupport.bench.runs import require_complete, run_grid
-    from offsupport.bench.runs import status as status_of
+    from offsupport.bench.runs import run_grid
     from offsupport.core.errors import ConfigError
     from offsupport.core.files import require_folder
     from offsupport.studies.errors import mixed_weights
@@ -114,20 +131,22 @@ def finish(
         raise ConfigError("--address is that of a Ray cluster.", "Add --executor ray.")
     place = Place(require_folder(out), data)
     who: Executor = RayCluster(address, workers) if executor == "ray" else Local(workers)
-    summary = run_grid(cells, place, request, announce=say, executor=who)
-    say(f"{len(cells)} cells: {len(summary.computed)} computed, {len(summary.present)} were there already.")
-    for warning in mixed_weights(status_of(out).done):
+    run = run_grid(cells, place, request.to_dict(), announce=say, executor=who)
+    computed, present = len(run.summary.computed), len(run.summary.present)
+    say(f"{len(cells)} cells: {computed} computed, {present} were there already.")
+    for warning in mixed_weights(run.status().done):
         say(warning)
-    require_complete(summary, len(cells), out)
+    run.require_complete()
+    return run
 
 
-def show_cost(cells: list[Any], folder: Path, data: Path | None, as_json: bool) -> None:
+def show_cost(cells: list[Cell], folder: Path, data: Path | None, as_json: bool) -> None:
     """Print a grid and what is left to do of it; nothing is written."""
     from collections import Counter
     from dataclasses import asdict
 
     from offsupport.bench import Place
-    from offsupport.studies.adaptation import estimate_cost
+    from offsupport.studies.grids import estimate_cost
 
     cost = estimate_cost(cells, Place(folder, data))
     if as_json:
@@ -141,26 +160,28 @@ def show_cost(cells: list[Any], folder: Path, data: Path | None, as_json: bool) 
     say(cost.words())
 
 
-def _show(out: Path, as_json: bool) -> None:
+def _show(run: Run, as_json: bool) -> None:
     from offsupport.report.run_page import write_report
 
-    path, data = write_report(out)
+    path, found = write_report(run)
     if as_json:
-        emit_json({"folder": str(out), "report": str(path), "rows": data["rows"]})
+        rows = [row.to_dict() for row in found.rows]
+        emit_json({"folder": str(run.folder), "report": str(path), "rows": rows})
     else:
-        print_rows("Error in percent (95 % interval)", data["rows"])
+        print_rows("Error in percent (95 % interval)", found.rows)
         say(f"Report: {path}")
 
 
-def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
+def print_rows(title: str, rows: Sequence[Row]) -> None:
     """Print rows with methods side by side, or below each other where they are more than the columns.
 
     Intervals are shown as long as they fit on a screen.
     """
-    from offsupport.report.words import number, value_text
+    from offsupport.report.tables import number, value_text
 
-    across, down = (list(dict.fromkeys(row[name] for row in rows)) for name in ("method", "column"))
-    cells = {(row["column"], row["method"]): row for row in rows}
+    across = list(dict.fromkeys(row.method for row in rows))
+    down = list(dict.fromkeys(row.column for row in rows))
+    cells = {(row.column, row.method): row for row in rows}
     if len(across) > max(3, len(down)):
         across, down = down, across
         cells = {(method, column): row for (column, method), row in cells.items()}
@@ -206,9 +227,14 @@ def verify(
     as_json: bool = JSON,
 ) -> None:
     """Compute a random sample of results again and compare; the run folder is only read."""
+    from offsupport.bench.store import Store
     from offsupport.bench.verify import require_same
     from offsupport.bench.verify import verify as check
+    from offsupport.studies import TABLES, Request
 
+    request = Request.of(Store(folder).request())
+    if request.table:
+        TABLES[request.table]  # a table of another package registers the kinds of its cells when it is loaded
     found = check(folder, data, sample, seed, workers, announce=say)
     if as_json:
         emit_json({"folder": str(folder), **asdict(found)})

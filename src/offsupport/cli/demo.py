@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,6 +12,7 @@ from offsupport.cli.output import JSON, emit_json, emit_table, say
 
 if TYPE_CHECKING:
     from offsupport.report.demo_page import Results
+    from offsupport.results import Measured
     from offsupport.theory import Diagnosis
 
 
@@ -43,7 +44,7 @@ def demo(
     about = facts(results, seed)
     write(demo_page(results, table, diagnosis, about), out / "report.html")
     if json:
-        emit_json({"about": about, "results": results, "table1": table, "diagnosis": diagnosis.to_dict()})
+        emit_json({"about": about, "results": results, "table1": table.to_dict(), "diagnosis": diagnosis.to_dict()})
     else:
         _show(results, table, diagnosis)
     say(f"Report: {out / 'report.html'}")
@@ -51,10 +52,9 @@ def demo(
 
 def adapt_digits(folder: Path, seed: int) -> Results:
     """Return what every method makes of clean and shifted digits; computed into a run folder, or taken from it."""
-    from offsupport.bench.runs import status
     from offsupport.report.demo_page import METHODS
     from offsupport.report.run_page import write_report
-    from offsupport.studies import AdaptConfig
+    from offsupport.studies import AdaptConfig, Request
 
     cells = {
         (name, method): AdaptConfig(
@@ -68,9 +68,9 @@ def adapt_digits(folder: Path, seed: int) -> Results:
         for name in ("clean", *CORRUPTIONS)
         for method in METHODS
     }
-    finish(folder, None, list(cells.values()), {"verb": "bench"}, workers=0)
-    write_report(folder)
-    records = {record.key: record for record in status(folder, list(cells.values())).done}
+    run = finish(folder, None, list(cells.values()), Request(), workers=0)
+    write_report(run)
+    records = {record.key: record for record in run.status(cells.values()).done}
     results: Results = {}
     for (name, method), cell in cells.items():
         record = records[cell.key]
@@ -78,17 +78,15 @@ def adapt_digits(folder: Path, seed: int) -> Results:
     return results
 
 
-def synthetic_table(folder: Path) -> dict[str, Any]:
-    """Return Table 1 at smoke scale for some estimators: rows and claims as ``reproduce --json`` prints them."""
-    from dataclasses import asdict
-
+def synthetic_table(folder: Path) -> Measured:
+    """Return Table 1 at smoke scale for some estimators."""
     from offsupport.report.run_page import write_report
-    from offsupport.studies import TABLES, Options, cells_of
+    from offsupport.studies import TABLES, Request, TableOptions
 
-    options = Options(methods=ESTIMATORS)
-    request = {"verb": "reproduce", "table": "table1", "scale": "smoke", "options": asdict(options)}
-    finish(folder, None, cells_of(TABLES["table1"], "smoke", options), request, workers=0)
-    return write_report(folder)[1]
+    request = Request("table1", "smoke", TableOptions(methods=ESTIMATORS))
+    cells = TABLES[request.table].cells(request.scale, request.options)
+    _, measured = write_report(finish(folder, None, cells, request, workers=0))
+    return measured
 
 
 def diagnose_target() -> Diagnosis:
@@ -105,7 +103,7 @@ def diagnose_target() -> Diagnosis:
 
 def facts(results: Results, seed: int) -> dict[str, str]:
     """Return what the numbers were made of."""
-    from offsupport import __version__
+    from offsupport.core.version import __version__
 
     first = results["clean"]["source"]
     made_of = first["made of"]
@@ -120,11 +118,11 @@ def facts(results: Results, seed: int) -> dict[str, str]:
     }
 
 
-def _show(results: Results, table: dict[str, Any], diagnosis: Diagnosis) -> None:
+def _show(results: Results, table: Measured, diagnosis: Diagnosis) -> None:
     from offsupport.cli.bench import print_rows
     from offsupport.report.demo_page import METHODS, table_rows
 
     title = f"Error in %, with its 95 % interval; severity {SEVERITY}"
     emit_table(title, ["digits", *METHODS], table_rows(results, "{}\n{}-{}"))
-    print_rows("Table 1 at smoke scale: accuracy", table["rows"])
+    print_rows("Table 1 at smoke scale: accuracy", table.rows)
     typer.echo(str(diagnosis))

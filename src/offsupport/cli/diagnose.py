@@ -220,9 +220,9 @@ def diagnose_images(
         raise ConfigError("A network and its images come together.", "Give --model and --images.")
     from offsupport.core.files import write_json
     from offsupport.diagnosis import diagnose_model
-    from offsupport.studies.models import load_model
+    from offsupport.studies.models import source_model
 
-    network = load_model(model, out)
+    network = source_model(model, out)
     reference = _source(model, source, _own_side(network) if size is None else size)
     from offsupport.serving.folder import MOST_TARGETS
 

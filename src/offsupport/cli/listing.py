@@ -11,8 +11,8 @@ from offsupport.cli.output import JSON, emit_json, emit_table, say
 from offsupport.core.errors import ConfigError, nearest
 
 Rows = list[dict[str, Any]]
-LONG = ("summary", "single", "paper")
-"""Sentences, too long for a table on a terminal; ``--json`` has them."""
+HIDDEN = ("summary", "single", "paper", "record")
+"""Sentences too long for a table on a terminal, and what a heading says; ``--json`` has them."""
 
 
 def list_(
@@ -34,10 +34,21 @@ def list_(
     if json:
         emit_json(rows)
     else:
-        columns = [name for name in rows[0] if name not in LONG]
-        emit_table(what, columns, [[str(row[name]) for name in columns] for row in rows], text_columns=len(columns))
+        for title, group in _grouped(what, rows).items():
+            columns = [name for name in group[0] if name not in HIDDEN]
+            body = [[str(row[name]) for name in columns] for row in group]
+            emit_table(title, columns, body, text_columns=len(columns))
     if what == "methods":
         say("+sc behind a method that takes steps, as in tent+sc, adds the sparsity constraint.")
+
+
+def _grouped(what: str, rows: Rows) -> dict[str, Rows]:
+    """Return rows by heading; records of how settings were chosen stand apart from tables that people look for."""
+    groups: dict[str, Rows] = {}
+    for row in rows:
+        title = "records: how settings were chosen, and what results are sensitive to" if row.get("record") else what
+        groups.setdefault(title, []).append(row)
+    return groups
 
 
 def _methods() -> Rows:
@@ -61,7 +72,12 @@ def _corruptions() -> Rows:
 def _tables() -> Rows:
     from offsupport.studies import TABLES
 
-    return [{"name": name, "title": TABLES[name].title, "scales": ", ".join(TABLES[name].scales)} for name in TABLES]
+    # Those that a user would look for stand first, records of how settings were chosen behind them.
+    tables = sorted((TABLES[name] for name in TABLES), key=lambda table: table.record)
+    return [
+        {"name": table.name, "title": table.title, "scales": ", ".join(table.scales), "record": table.record}
+        for table in tables
+    ]
 
 
 def _models() -> Rows:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from offsupport.cli.bench import Address, DataFolder, ExecutorName, RunFolder, Workers, finish, print_rows
 from offsupport.cli.output import JSON, emit_json, emit_table, say
+
+if TYPE_CHECKING:
+    from offsupport.results import Measured
 
 
 def reproduce(
@@ -27,40 +30,35 @@ def reproduce(
     as_json: bool = JSON,
 ) -> None:
     """Run a table of the paper and say which of its claims hold."""
-    from dataclasses import asdict
-
     from offsupport.report.run_page import write_report
-    from offsupport.report.words import evidence_text, number
-    from offsupport.studies import TABLES, Options, cells_of
+    from offsupport.studies import TABLES, Request, TableOptions
 
     declared = TABLES[table]
     names = tuple(name.strip() for name in methods.split(",")) if methods else None
-    options = Options(runs=runs, seeds=seeds, methods=names)
+    request = Request(table, scale, TableOptions(runs=runs, seeds=seeds, methods=names))
+    cells = declared.cells(scale, request.options)
     folder = out or Path("runs") / f"{table}-{scale}"
-    request = {"verb": "reproduce", "table": table, "scale": scale, "options": asdict(options)}
-    finish(folder, data, cells_of(declared, scale, options), request, workers, executor, address)
-    path, found = write_report(folder)
+    path, found = write_report(finish(folder, data, cells, request, workers, executor, address))
     if as_json:
-        emit_json(found)
+        emit_json(found.to_dict())
         return
-    if found["rows"]:
-        print_rows(f"{declared.title}: {found['rows'][0]['metric']} in {found['rows'][0]['unit']}", found["rows"])
-    for name, lines in declared.more().items():
-        _print_lines(f"{declared.title} ({name.replace('_', ' ')})", lines)
-    for row in found["rows"]:
-        if row["paper"] is not None:
-            typer.echo(f"{row['method']} on {row['column']}: {number(row)}, the paper printed {row['paper']}")
-    for claim in found["claims"]:
-        typer.echo(f"{claim['verdict']:>13}  {claim['claim']}: {evidence_text(claim['evidence'])}")
+    _print_measured(declared.title, found)
     say(f"Report: {path}")
 
 
-def _print_lines(title: str, lines: list[dict[str, Any]]) -> None:
-    """Print a list of equally named values as a table."""
-    from offsupport.report.words import plain_text
+def _print_measured(title: str, found: Measured) -> None:
+    from offsupport.report.tables import evidence_text, number, plain_text, unit_text
 
-    body = [[plain_text(value) for value in line.values()] for line in lines]
-    emit_table(title, list(lines[0]), body, text_columns=len(lines[0]))
+    if found.rows:
+        print_rows(f"{title}: {unit_text(found.rows[0])}", found.rows)
+    for listing in found.listings:
+        body = [[plain_text(value) for value in line] for line in listing.lines]
+        emit_table(f"{title} ({listing.title})", listing.columns, body, text_columns=len(listing.columns))
+    for row in found.rows:
+        if row.paper is not None:
+            typer.echo(f"{row.method} on {row.column}: {number(row)}, the paper printed {row.paper}")
+    for claim in found.claims:
+        typer.echo(f"{claim.verdict:>13}  {claim.claim}: {evidence_text(claim.evidence)}")
 
 
 def report(
@@ -72,6 +70,6 @@ def report(
 
     path, found = write_report(folder)
     if as_json:
-        emit_json({"report": str(path), **found})
+        emit_json({"report": str(path), **found.to_dict()})
     else:
         typer.echo(str(path))

@@ -160,12 +160,12 @@ def adapt(
     return adapter
 
 
-def method_config(method: str, preset: str | None, hyper: Mapping[str, Any]) -> MethodConfig:
-    """Return the hyper-parameters of a method: its defaults, changed by a preset, changed by what is given."""
+def method_config(method: str, preset: str | None = None, hyper: Mapping[str, Any] | None = None) -> MethodConfig:
+    """Return the hyper-parameters that :func:`adapt` would use: defaults, what a preset changes, and what is given."""
     cls = METHODS[method]
     if preset is not None and preset not in cls.presets:
         raise ConfigError(f"Unknown preset {preset!r} for method {method!r}.", nearest(preset, cls.presets))
-    wanted = {**(cls.presets[preset] if preset else {}), **hyper}
+    wanted = {**(cls.presets[preset] if preset else {}), **(hyper or {})}
     return build(cls.config_class, wanted, f"method {method!r}", beside=_BESIDE)
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from offsupport.report import figures
 from offsupport.report.page import Figure, Page, Section, Table
-from offsupport.report.words import value_text
+from offsupport.report.tables import value_text
+from offsupport.results.rows import Measured
 
 if TYPE_CHECKING:
     from offsupport.theory import Diagnosis
@@ -25,12 +26,12 @@ _INTRO = (
 )
 
 
-def demo_page(results: Results, table: dict[str, Any], diagnosis: Diagnosis, about: Mapping[str, str]) -> Page:
+def demo_page(results: Results, table: Measured, diagnosis: Diagnosis, about: Mapping[str, str]) -> Page:
     """Return the page of the tour.
 
     Args:
         results: Measured on digits.
-        table: Table 1 as ``reproduce --json`` prints it.
+        table: Table 1, measured.
         diagnosis: Of one synthetic target.
         about: What the digits results were made of.
     """
@@ -68,11 +69,11 @@ def _digits(results: Results, about: Mapping[str, str]) -> Section:
     )
 
 
-def _synthetic(table: dict[str, Any]) -> Section:
-    cells = {(row["method"], row["column"]): row for row in table["rows"]}
+def _synthetic(table: Measured) -> Section:
+    cells = {(row.method, row.column): row for row in table.rows}
     methods, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
     body = [[m, *(value_text(cells[m, c]) if (m, c) in cells else "" for c in columns)] for m in methods]
-    verdicts = [claim["verdict"] for claim in table["claims"]]
+    verdicts = [claim.verdict for claim in table.claims]
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts))
     return Section(
         "Table 1 of the paper, at smoke scale",

@@ -17,6 +17,7 @@ import numpy as np
 from offsupport.bench.store import Record
 from offsupport.report.page import Figure as Drawing
 from offsupport.report.page import Section, Table
+from offsupport.results.rows import Row
 from offsupport.studies.episodes import PICTURES
 from offsupport.studies.errors import estimate, parts_of
 from offsupport.studies.synthetic import SUPPORT_RADIUS, median_radii, radii_of
@@ -250,7 +251,6 @@ def _legend(figure: Figure, axes: Axes) -> None:
 # Curves for columns that are points on an axis: distances, severities, numbers of images.
 
 
-Rows = Sequence[Mapping[str, Any]]
 SHOWN_CURVES = 6
 """Corruptions with curves of their own; of more, the average tells more."""
 
@@ -285,26 +285,26 @@ AXES = (
 )
 
 
-def on_axes(rows: Rows) -> bool:
+def on_axes(rows: Sequence[Row]) -> bool:
     """Say whether all columns but averages are points on an axis."""
-    columns = {row["column"] for row in rows if not row["column"].endswith("/avg")}
+    columns = {row.column for row in rows if not row.column.endswith("/avg")}
     return bool(columns) and all(_placed(column) for column in columns)
 
 
-def curve_figures(rows: Rows, records: Sequence[Record]) -> list[Drawing]:
+def curve_figures(rows: Sequence[Row], records: Sequence[Record]) -> list[Drawing]:
     """Return the drawings, one per group of columns or per method."""
     drawings: dict[tuple[str, Axis], dict[str, dict[str, Interval]]] = {}
     for row in rows:
-        if (found := _placed(row["column"])) is not None:
+        if (found := _placed(row.column)) is not None:
             axis, group, at = found
-            title, line = (row["method"], group) if axis.by_group else (group, row["method"])
+            title, line = (row.method, group) if axis.by_group else (group, row.method)
             points = drawings.setdefault((title, axis), {}).setdefault(line, {})
-            points[at] = row["value"], row["low"], row["high"]
+            points[at] = row.value, row.low, row.high
     several = [key for key in drawings if key[1] is SEVERITY]
     average = _mean_severity(records) if len(several) > 1 else []
     kept = {key: lines for key, lines in drawings.items() if key not in several or len(several) <= SHOWN_CURVES}
     radii = median_radii(records)
-    label = f"{rows[0]['metric']} ({rows[0]['unit']})"
+    label = f"{rows[0].metric} ({rows[0].unit})"
     return average + [_drawn_curves(title, axis, lines, label, radii) for (title, axis), lines in kept.items()]
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from offsupport import __version__
 from offsupport.core import files
+from offsupport.core.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -209,7 +209,7 @@ class Page:
         intro: One or two paragraphs that say what was found.
         sections: The parts, in order.
         data: Anything JSON can hold, embedded for other programs (``<script type="application/json" id="data">``).
-        sources: What a click on a number opens (:mod:`offsupport.report.provenance`).
+        sources: What a click on a number opens, likewise (:func:`offsupport.report.run_page.sources`).
         tiles: Numbers about the whole.
         downloads: Files to keep.
     """

@@ -1,40 +1,47 @@
-"""The report of a run: what was measured, what the paper printed, which claims hold, how it was made."""
+"""The report of a run: what was measured, what the paper printed, which claims hold, how it was made.
+
+The second part is what a click on a number opens: the cells behind it, what they were computed from, and how to compute
+them again. The third takes a run folder to its report.html, report.csv and report.tex.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offsupport.bench.runs import Status, status
-from offsupport.bench.store import Record, Store
+from offsupport.bench.cell import label
+from offsupport.bench.runs import Run, Status
+from offsupport.bench.store import Record
 from offsupport.core import files
-from offsupport.report import figures
-from offsupport.report.figures import (
-    constraint_sections,
-    curve_figures,
-    episode_section,
-    on_axes,
-    stream_figures,
-    theory_sections,
+from offsupport.report import figures, page
+from offsupport.report.page import Badge, Download, Figure, Page, Section, Tile, Value
+from offsupport.report.tables import (
+    as_csv,
+    as_latex,
+    claims_table,
+    evidence_text,
+    headline,
+    interval_text,
+    paper_text,
+    pivot,
+    plain_text,
+    short_column,
+    unit_text,
+    value_text,
 )
-from offsupport.report.page import Badge, Download, Figure, Page, Section, Table, Tile, Value, write
-from offsupport.report.provenance import sources
-from offsupport.report.tables import as_csv, as_latex, claims_table, headline, pivot
-from offsupport.report.words import plain_text, short_column
-from offsupport.studies import TABLES, Options, cells_of, payload
-from offsupport.studies import Table as StudyTable
-from offsupport.studies.errors import error_rows, mixed_weights
-from offsupport.studies.tables import Claim, Row, row_values
+from offsupport.results.rows import Claim, Listing, Measured, Row, Verdict
+from offsupport.studies import TABLES, AdaptConfig, Request, error_rows
+from offsupport.studies.errors import mixed_weights
 
-Rows = Sequence[Mapping[str, Any]]
 _PAIRED = (
     "Intervals are 95 %, from a bootstrap over images (over runs, for synthetic data) that pairs the two methods. "
     "A claim is decided only where its interval excludes zero, or the bound it names."
 )
-_VERDICTS = (
+_VERDICTS: tuple[tuple[Verdict, str, str], ...] = (
     ("holds", "claims hold", "good"),
     ("does-not-hold", "do not hold", "bad"),
     ("undecided", "undecided", "open"),
@@ -43,62 +50,46 @@ CROWD = 6
 """From so many methods on, intervals of all columns in one drawing hide each other: the averages are drawn alone."""
 
 
-def run_page(
-    title: str,
-    about: str,
-    payload: Mapping[str, Any],
-    status: Status,
-    behind: Mapping[str, Any] | None = None,
-    request: Mapping[str, Any] | None = None,
-) -> Page:
+def run_page(title: str, about: str, measured: Measured, status: Status, request: Request | None = None) -> Page:
     """Return the page of a run.
 
     Args:
         title: What was run.
         about: One sentence about the setting.
-        payload: Rows and claims as ``reproduce --json`` prints them.
+        measured: What came out.
         status: Where the run stands.
-        behind: Under ``rows`` and ``claims`` the keys of the cells behind each of them, in the same order.
-        request: What was asked for, from which the commands to repeat it are made.
+        request: What was asked for, from which the commands to repeat it are made; a grid of the user's own by default.
     """
-    rows, claims, done = payload["rows"], payload["claims"], status.done
-    found = sources(payload, behind or {}, done, request or {})
-    sections = [*_claims(claims), *_result(rows, done), *_lists(payload)]
-    sections += [*constraint_sections(done), *theory_sections(done)]
-    sections += [episode_section(record) for record in done if record.cell.kind == "episode"]
+    rows, done = measured.rows, status.done
+    sections = [*_claims(measured.claims), *_result(rows, done), *map(_listed, measured.listings)]
+    sections += [*figures.constraint_sections(done), *figures.theory_sections(done)]
+    sections += [figures.episode_section(record) for record in done if record.cell.kind == "episode"]
     sections += [*_cost(done), *_unfinished(status)]
     return Page(
         title,
         f"{about}\n\n{_progress(status)}",
         sections,
-        data=payload,
-        sources=found,
-        tiles=_tiles(rows, claims, status),
+        data=measured.to_dict(),
+        sources=sources(measured, done, request or Request()),
+        tiles=_tiles(measured, status),
         downloads=_downloads(title, sections, rows),
     )
 
 
-def _lists(payload: Mapping[str, Any]) -> list[Section]:
-    """What a table lists beside its rows and claims, such as hyper-parameters."""
-    lists = {name: lines for name, lines in payload.items() if name not in ("table", "scale", "rows", "claims")}
-    return [
-        Section(
-            name.replace("_", " ").capitalize(),
-            tables=[Table(list(lines[0]), [[plain_text(value) for value in line.values()] for line in lines])],
-        )
-        for name, lines in lists.items()
-    ]
+def _listed(listing: Listing) -> Section:
+    body = [[plain_text(value) for value in line] for line in listing.lines]
+    return Section(listing.title.capitalize(), tables=[page.Table(listing.columns, body)])
 
 
-def _tiles(rows: Rows, claims: Rows, status: Status) -> list[Tile]:
+def _tiles(measured: Measured, status: Status) -> list[Tile]:
     counts = status.counts()
-    verdicts = Counter(claim["verdict"] for claim in claims)
+    verdicts = Counter(claim.verdict for claim in measured.claims)
     tiles = [Tile(str(verdicts[name]), words, tone) for name, words, tone in _VERDICTS if verdicts[name]]
     complete = counts["done"] == counts["total"]
     done = f"{counts['done']:,}" if complete else f"{counts['done']:,} of {counts['total']:,}"
     tiles.append(Tile(done, "cells", "" if complete else "open"))
-    if rows:
-        tiles.append(Tile(str(len({row["method"] for row in rows})), "rows compared"))
+    if measured.rows:
+        tiles.append(Tile(str(len({row.method for row in measured.rows})), "rows compared"))
     seconds = sum(record.timing.get("seconds", 0.0) for record in status.done)
     return [*tiles, *([Tile(_duration(seconds), "of computing")] if seconds else [])]
 
@@ -118,7 +109,7 @@ def _progress(status: Status) -> str:
     return f"{counts['done']} of {counts['total']} cells have a result; {rest}."
 
 
-def _downloads(title: str, sections: Sequence[Section], rows: Rows) -> list[Download]:
+def _downloads(title: str, sections: Sequence[Section], rows: Sequence[Row]) -> list[Download]:
     tables = [table for section in sections if section.heading in _EXPORTED for table in section.tables]
     if not rows:
         return []
@@ -128,23 +119,23 @@ def _downloads(title: str, sections: Sequence[Section], rows: Rows) -> list[Down
     ]
 
 
-def _claims(claims: Rows) -> list[Section]:
+def _claims(claims: Sequence[Claim]) -> list[Section]:
     return [Section("Claims", tables=[claims_table(claims)], notes=[_PAIRED])] if claims else []
 
 
-def _result(rows: Rows, records: Sequence[Record]) -> list[Section]:
+def _result(rows: Sequence[Row], records: Sequence[Record]) -> list[Section]:
     if not rows:
         return []
-    columns = list(dict.fromkeys(row["column"] for row in rows))
-    averages = [row for row in rows if row["column"].endswith("/avg")]
-    if on_axes(rows):
-        drawings = [*curve_figures(rows, records), *stream_figures(records)]
+    columns = list(dict.fromkeys(row.column for row in rows))
+    averages = [row for row in rows if row.column.endswith("/avg")]
+    if figures.on_axes(rows):
+        drawings = [*figures.curve_figures(rows, records), *figures.stream_figures(records)]
         return [
             Section(_MEASURED, tables=[pivot(rows)], figures=drawings),
             Section(_FULL, tables=[headline(rows, rows)]),
         ]
     tables = [headline(averages or rows, rows), *([pivot(rows)] if len(columns) > 1 else [])]
-    drawings = [_intervals(rows, averages), *stream_figures(records)]
+    drawings = [_intervals(rows, averages), *figures.stream_figures(records)]
     return [Section(_MEASURED, tables=tables, figures=drawings)]
 
 
@@ -152,15 +143,15 @@ _MEASURED, _FULL = "What was measured", "With intervals"
 _EXPORTED = ("Claims", _MEASURED, _FULL)
 
 
-def _intervals(rows: Rows, averages: Rows) -> Figure:
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+def _intervals(rows: Sequence[Row], averages: Sequence[Row]) -> Figure:
+    methods = list(dict.fromkeys(row.method for row in rows))
     crowded = averages and len(methods) > CROWD
     series: dict[str, dict[str, figures.Interval]] = {}
-    for row in sorted(averages if crowded else rows, key=lambda row: not row["column"].endswith("/avg")):
-        line, group = (row["column"], row["method"]) if crowded else (row["method"], short_column(row["column"]))
-        series.setdefault(line, {})[group] = row["value"], row["low"], row["high"]
+    for row in sorted(averages if crowded else rows, key=lambda row: not row.column.endswith("/avg")):
+        line, group = (row.column, row.method) if crowded else (row.method, short_column(row.column))
+        series.setdefault(line, {})[group] = row.value, row.low, row.high
     what = "The average over columns" if crowded else "Every column"
-    label = f"{rows[0]['metric']} ({rows[0]['unit']})"
+    label = f"{rows[0].metric} ({rows[0].unit})"
     return Figure(figures.intervals(series, label), f"{what} with its 95 % interval.")
 
 
@@ -177,7 +168,7 @@ def _cost(records: Sequence[Record]) -> list[Section]:
         rows.append(
             [method, *(f"{count:,}" for count in passes), f"{1000 * seconds / images:.2f}", f"{images / seconds:,.0f}"]
         )
-    table = Table(["method", "forward passes", "backward passes", "ms per image", "images per second"], rows)
+    table = page.Table(["method", "forward passes", "backward passes", "ms per image", "images per second"], rows)
     remarks = dict.fromkeys(remark for record in adapted for remark in record.deterministic["warnings"])
     notes = [*mixed_weights(adapted), *remarks]
     return [Section("Cost and provenance", tables=[table], notes=notes, facts=_facts(adapted))]
@@ -195,51 +186,193 @@ def _facts(records: Sequence[Record]) -> dict[str, str]:
 
 
 def _unfinished(status: Status) -> list[Section]:
-    rows: list[list[Value]] = [[name, Badge("failed", "bad"), why] for name, why in status.failed.items()]
-    rows += [[name, Badge("missing"), why] for name, why in status.missing.items()]
+    rows: list[list[Value]] = [[label(cell), Badge("failed", "bad"), why] for cell, why in status.failed.items()]
+    rows += [[label(cell), Badge("missing"), why] for cell, why in status.missing.items()]
     folded = f"All {len(rows)} of them" if len(rows) > 12 else ""
-    table = Table(["cell", "state", "why"], rows, text_columns=3, folded=folded)
+    table = page.Table(["cell", "state", "why"], rows, text_columns=3, folded=folded)
     return [Section("Without a result", tables=[table])] if rows else []
+
+
+# What a click on a number opens: the cells behind it, what they were computed from, and how to compute them again.
+
+
+PARTS = ("settings", "result", "origin")
+"""What is told of a cell: what was asked, what it took, what it was computed from."""
+_OPTIONS = (
+    *("dataset", "severity", "protocol", "model", "limit", "block", "order", "preset"),
+    *("batch_size", "source_images", "threads"),
+)
+"""Settings of an adaptation cell that ``bench run`` has an option for, one value each."""
+_AXES = {"corruption": "corruptions", "method": "methods"}
+
+
+def sources(measured: Measured, records: Sequence[Record], request: Request) -> dict[str, Any] | None:
+    """Return what the page embeds, as JSON values, or None where there is nothing to ask about.
+
+    Args:
+        measured: Rows and claims, which know the cells behind them.
+        records: The results.
+        request: What was asked for.
+    """
+    known = {record.key: i for i, record in enumerate(records)}
+    told = [(f"rows-{i}", row.cells, *_row(row)) for i, row in enumerate(measured.rows)]
+    told += [(f"claims-{i}", claim.cells, *_claim(claim)) for i, claim in enumerate(measured.claims)]
+    entries = {}
+    for name, keys, title, facts in told:
+        own = [records[known[key]] for key in keys if key in known]
+        entries[name] = {
+            "title": title,
+            "facts": list((facts | _effort(own)).items()),  # pairs, as the page keeps their order
+            "cells": [known[record.key] for record in own],
+            "command": command(request, own),
+        }
+    if not entries:
+        return None
+    common, cells = _factored([_told(record) for record in records])
+    for cell, record in zip(cells, records, strict=True):
+        cell["key"] = record.key
+    return {"parts": list(PARTS), "entries": entries, "common": common, "cells": cells}
+
+
+def command(request: Request, records: Sequence[Record]) -> str:
+    """Return what to type to compute results again, into a folder of their own."""
+    if not request.table:
+        return _bench_command(records) or _rerun(records)
+    asked = {name: value for name, value in dataclasses.asdict(request.options).items() if value}
+    if request.options.methods:
+        asked["methods"] = ",".join(request.options.methods)
+    options = {"scale": request.scale, **asked, **_data(records), "out": "again"}
+    return f"offsupport reproduce {request.table} {_typed(options)}"
+
+
+def _bench_command(records: Sequence[Record]) -> str:
+    """``bench run`` with options, where options can say it; else nothing."""
+    configs = [record.cell.config for record in records]
+    if not configs or any(record.cell.kind != "adapt" or not _sayable(record.cell.config) for record in records):
+        return ""
+    shared = {name: configs[0].get(name) for name in _OPTIONS}
+    if any(config.get(name) != value for config in configs for name, value in shared.items()):
+        return ""
+    defaults = {field.name: field.default for field in dataclasses.fields(AdaptConfig)}
+    changed = {name: value for name, value in shared.items() if name == "dataset" or value != defaults[name]}
+    options: dict[str, Any] = {name.replace("_", "-"): value for name, value in changed.items()}
+    if "model" in options:
+        options["model"] = options["model"].partition("@")[0]
+    for name, option in _AXES.items():
+        values = dict.fromkeys(str(config[name]) for config in configs if config[name] is not None)
+        options |= {option: ",".join(values)} if values else {}
+    seeds = 1 + max(config["seed"] for config in configs)
+    options |= {"seeds": seeds} if seeds > 1 else {}
+    return f"offsupport bench run {_typed({**options, **_data(records), 'out': 'again'})}"
+
+
+def _sayable(config: Mapping[str, Any]) -> bool:
+    plain = not config["hyper"] and config.get("shard") is None and config["source_split"] == "train"
+    return plain and not isinstance(config["corruption"], list | tuple)
+
+
+def _rerun(records: Sequence[Record]) -> str:
+    lines = [f"rm cells/{record.key}.json" for record in records]
+    return "\n".join([*lines, "# then the command that made this run, with the folder of this page as --out"])
+
+
+def _data(records: Sequence[Record]) -> dict[str, str]:
+    sets = {str(record.cell.config.get("dataset", "digits")) for record in records}
+    return {} if all(name.startswith("digits") for name in sets) else {"data": "DATA"}
+
+
+def _typed(options: Mapping[str, Any]) -> str:
+    return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
+
+
+def _row(row: Row) -> tuple[str, dict[str, str]]:
+    facts = {unit_text(row): value_text(row), "95 % interval": interval_text(row), "predictions": f"{row.n:,}"}
+    facts |= {"printed in the paper": paper_text(row)} if row.paper is not None else {}
+    facts |= {"deviation over seeds": f"{row.deviation:.2f}"} if row.deviation is not None else {}
+    return f"{row.method}, {row.column}", facts
+
+
+def _claim(claim: Claim) -> tuple[str, dict[str, str]]:
+    evidence = claim.evidence
+    facts = {"verdict": claim.verdict.replace("-", " "), "quantity": evidence.quantity}
+    facts |= {"measured": evidence_text(evidence), "predictions": f"{evidence.n:,}"}
+    return claim.claim, facts
+
+
+def _effort(records: Sequence[Record]) -> dict[str, str]:
+    """Seeds and seconds of all cells together."""
+    seeds = sorted({seed for record in records for seed in _seeds(record)})
+    seconds = sum(record.timing.get("seconds", 0.0) for record in records)
+    found = {"seeds": _ranges(seeds), "seconds, all cells": f"{seconds:.1f}" if seconds else ""}
+    return {name: words for name, words in found.items() if words}
+
+
+def _seeds(record: Record) -> Iterable[int]:
+    config = record.cell.config
+    if "seed" in config:
+        return [int(config["seed"])]
+    return range(config["first"], config["first"] + config["runs"]) if "first" in config else []
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return numbers in ascending order as a person would write them: 0 to 4, 7."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in spans)
+
+
+def _told(record: Record) -> dict[str, dict[str, Any]]:
+    told = {"error", "n", "metric"}
+    measured = {name: value for name, value in record.deterministic.items() if name in told}
+    events = {name: count for name, count in record.deterministic.get("events", {}).items() if count}
+    result = {**measured, **record.timing, **({"events": events} if events else {})}
+    settings = {"kind": record.cell.kind, **record.cell.config}
+    return dict(zip(PARTS, (settings, result, dict(record.provenance)), strict=True))
+
+
+def _factored(cells: Sequence[Mapping[str, dict[str, Any]]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Take out what all cells share, so that a thousand of them stay small."""
+    common: dict[str, Any] = {}
+    for part in PARTS:
+        first = cells[0][part] if cells else {}
+        common[part] = {n: v for n, v in first.items() if all(n in cell[part] and cell[part][n] == v for cell in cells)}
+    rest = [{part: {n: v for n, v in cell[part].items() if n not in common[part]} for part in PARTS} for cell in cells]
+    return common, rest
 
 
 # From a run folder to its report.html, report.csv and report.tex.
 
 
-def write_report(folder: Path | str) -> tuple[Path, dict[str, Any]]:
-    """Write the report of a run folder into it, and its numbers beside it; return its path and the data it shows."""
-    folder = Path(folder)
-    request = Store(folder).request()
-    if request["verb"] == "reproduce":
-        table = TABLES[request["table"]]
-        options = {**request["options"], "methods": tuple(request["options"]["methods"] or ()) or None}
-        found = status(folder, cells_of(table, request["scale"], Options(**options)))
-        title, about = table.title, _about(table, request)
-        data, behind = _measured(table, request["scale"], found.done)
+def write_report(run: Run | Path | str) -> tuple[Path, Measured]:
+    """Write the report of a run into its folder, and its numbers beside it; return its path and what it shows.
+
+    Args:
+        run: The run, whose results may have been read already; or its folder.
+    """
+    run = run if isinstance(run, Run) else Run(run)
+    request = Request.of(run.store.request())
+    if request.table:
+        table = TABLES[request.table]
+        status = run.status(table.cells(request.scale, request.options))
+        measured = table.measure(request.scale, status.done)
+        title, about = table.title, _about(request, table.scales[request.scale])
     else:
-        title, about = f"Benchmark {folder.resolve().name}", "A grid of cells of the user's own."
-        found = status(folder)
-        rows = error_rows(found.done, {})
-        data, behind = {"rows": [row_values(row) for row in rows], "claims": []}, _behind(rows, [])
-    page = run_page(title, about, data, found, behind, request)
-    for file in page.downloads:
-        files.write_text(folder / file.name, file.text)
-    path = folder / "report.html"
-    write(page, path)
-    return path, data
+        status = run.status()
+        measured = Measured(rows=error_rows(status.done))
+        title, about = f"Benchmark {run.folder.resolve().name}", "A grid of cells of the user's own."
+    report = run_page(title, about, measured, status, request)
+    for file in report.downloads:
+        files.write_text(run.folder / file.name, file.text)
+    path = run.folder / "report.html"
+    page.write(report, path)
+    return path, measured
 
 
-def _measured(table: StudyTable, scale: str, records: Sequence[Record]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What ``reproduce --json`` prints, and the cells behind it; every interval is computed once."""
-    rows, claims = table.rows(records), table.claims(records)
-    computed = dataclasses.replace(table, rows=lambda _: rows, claims=lambda _: claims)
-    return payload(computed, scale, records), _behind(rows, claims)
-
-
-def _behind(rows: list[Row], claims: list[Claim]) -> dict[str, Any]:
-    return {"rows": [row.cells for row in rows], "claims": [claim.cells for claim in claims]}
-
-
-def _about(table: StudyTable, request: dict[str, Any]) -> str:
-    asked = ", ".join(f"--{name} {value}" for name, value in request["options"].items() if value and name != "methods")
-    about = f"{table.name} at {request['scale']} scale: {table.scales[request['scale']]}"
-    return about + (f", but with {asked}." if asked else ".")
+def _about(request: Request, scale: str) -> str:
+    asked = dataclasses.asdict(request.options)
+    changed = ", ".join(f"--{name} {value}" for name, value in asked.items() if value and name != "methods")
+    return f"{request.table} at {request.scale} scale: {scale}" + (f", but with {changed}." if changed else ".")

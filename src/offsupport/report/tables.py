@@ -1,74 +1,125 @@
-"""The tables of a run: what was measured beside what was printed, and the claims with their verdicts."""
+"""Numbers as people read them, in words and in tables, and as other programs do, in CSV and LaTeX."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from offsupport.report.page import Badge, Bar, Number, Scale, Table, Value
-from offsupport.report.words import evidence_text, interval_text, short_column, unit_text, value_text
+from offsupport.results.rows import Claim, Evidence, Row, Verdict
 
-VERDICTS = {"holds": Badge("holds", "good"), "does-not-hold": Badge("does not hold", "bad")}
-UNDECIDED = Badge("undecided")
+# In words.
+
+
+def number(row: Row) -> str:
+    """Return a value with its interval."""
+    return f"{value_text(row)} ({interval_text(row)})"
+
+
+def value_text(row: Row) -> str:
+    """Return the value of a row: percent with one digit behind the point, fractions with three."""
+    return _written(row.value, row)
+
+
+def paper_text(row: Row) -> str:
+    """Return the printed number of a row, likewise; empty where there is none."""
+    return "" if row.paper is None else _written(row.paper, row)
+
+
+def interval_text(row: Row) -> str:
+    """Return the interval of a row."""
+    return f"{_written(row.low, row)} to {_written(row.high, row)}"
+
+
+def _written(value: float, row: Row) -> str:
+    return f"{value:.{1 if row.unit == 'percent' else 3}f}"
+
+
+def unit_text(row: Row) -> str:
+    """Return what the number of a row is, and in what."""
+    return f"{row.metric} in {row.unit}"
+
+
+def evidence_text(evidence: Evidence) -> str:
+    """Return the evidence of a claim in one line."""
+    return f"{evidence.value:+.2f} ({evidence.low:+.2f} to {evidence.high:+.2f}) {evidence.unit}"
+
+
+def short_column(column: str) -> str:
+    """Return a column without the data set, which stands elsewhere."""
+    return column.partition("/")[2] or column
+
+
+def plain_text(value: Any) -> str:
+    """Return a setting in few characters; what is None stays empty."""
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# The tables of a run: what was measured beside what was printed, and the claims with their verdicts.
+
+
+VERDICTS: dict[Verdict, Badge] = {
+    "holds": Badge("holds", "good"),
+    "does-not-hold": Badge("does not hold", "bad"),
+    "undecided": Badge("undecided"),
+}
 LOWER_IS_BETTER = ("error", "mse")
-Rows = Sequence[Mapping[str, Any]]
 
 
-def claims_table(claims: Rows) -> Table:
+def claims_table(claims: Sequence[Claim]) -> Table:
     """Return the claims with their verdicts and what they rest on, drawn where all have one unit."""
-    evidence = [claim["evidence"] for claim in claims]
-    units = list(dict.fromkeys(found["unit"] for found in evidence))
-    scale = Scale.over(0.0, *(found[end] for found in evidence for end in ("low", "high")))
+    units = list(dict.fromkeys(claim.evidence.unit for claim in claims))
+    scale = Scale.over(0.0, *(end for claim in claims for end in (claim.evidence.low, claim.evidence.high)))
     rows: list[list[Value]] = []
     for i, claim in enumerate(claims):
-        found = claim["evidence"]
-        text = evidence_text(found).removesuffix(f" {found['unit']}")
-        last = _bar(found, scale, zero=scale.at(0.0)) if len(units) == 1 else found["unit"]
-        number = Number(text, found["value"], f"claims-{i}")
-        rows.append([claim["claim"], VERDICTS.get(claim["verdict"], UNDECIDED), number, last])
+        found = claim.evidence
+        text = evidence_text(found).removesuffix(f" {found.unit}")
+        # Intervals in different units share no scale, so their unit stands where they would be drawn.
+        last = _bar(found, scale, zero=scale.at(0.0)) if len(units) == 1 else found.unit
+        rows.append([claim.claim, VERDICTS[claim.verdict], Number(text, found.value, f"claims-{i}"), last])
     ends = [f"measured, {units[0]}", ""] if len(units) == 1 else ["measured", "quantity"]
     return Table(["claim", "verdict", *ends], rows, text_columns=4, stacked=True)
 
 
-def headline(rows: Rows, every: Rows) -> Table:
+def headline(rows: Sequence[Row], every: Sequence[Row]) -> Table:
     """Return measured beside printed; a column that would say the same everywhere, or nothing, goes into the caption.
 
     Args:
         rows: The rows to show.
         every: All rows of the run, which number them.
     """
-    one = len({row["column"] for row in rows}) == 1
-    printed = any(row["paper"] is not None for row in rows)
-    scale = Scale.over(*(row[end] for row in rows for end in ("low", "high", "paper")))
-    at = {(row["method"], row["column"]): i for i, row in enumerate(every)}
+    one = len({row.column for row in rows}) == 1
+    printed = any(row.paper is not None for row in rows)
+    scale = Scale.over(*(end for row in rows for end in (row.low, row.high, row.paper)))
+    at = {(row.method, row.column): i for i, row in enumerate(every)}
     names = ["method", *([] if one else ["column"]), "measured", *(["paper"] if printed else [])]
     body: list[list[Value]] = []
     for row in rows:
-        where: list[Value] = [] if one else [row["column"]]
-        paper: list[Value] = [value_text(row, "paper")] if printed else []
-        number = _number(row, at[row["method"], row["column"]])
-        mark = None if row["paper"] is None else scale.at(row["paper"])
-        ends: list[Value] = [Number(interval_text(row), row["low"]), _bar(row, scale, mark=mark), f"{row['n']:,}"]
-        body.append([row["method"], *where, number, *paper, *ends])
+        where: list[Value] = [] if one else [row.column]
+        paper: list[Value] = [paper_text(row)] if printed else []
+        measured = Number(value_text(row), row.value, f"rows-{at[row.method, row.column]}")
+        mark = None if row.paper is None else scale.at(row.paper)
+        ends: list[Value] = [Number(interval_text(row), row.low), _bar(row, scale, mark=mark), f"{row.n:,}"]
+        body.append([row.method, *where, measured, *paper, *ends])
     seen = " The diamond is the printed number." if printed else ""
-    caption = f"{rows[0]['column']}: {unit_text(rows[0])}." if one else f"In full: {unit_text(rows[0])}."
+    caption = f"{rows[0].column}: {unit_text(rows[0])}." if one else f"In full: {unit_text(rows[0])}."
     return Table([*names, "95 % interval", "", "predictions"], body, caption + seen, text_columns=1 if one else 2)
 
 
-def pivot(rows: Rows) -> Table:
+def pivot(rows: Sequence[Row]) -> Table:
     """Return one row per method and one column per column; the deeper the colour, the better within the column."""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    columns = _ordered(list(dict.fromkeys(row["column"] for row in rows)))
-    at = {(row["method"], row["column"]): (i, row) for i, row in enumerate(rows)}
+    methods = list(dict.fromkeys(row.method for row in rows))
+    columns = _ordered(list(dict.fromkeys(row.column for row in rows)))
+    at = {(row.method, row.column): (i, row) for i, row in enumerate(rows)}
     shades = _shades(rows) if len(methods) > 1 else {}
     body: list[list[Value]] = [
         [m, *(_shaded(*at[m, c], shades.get((m, c), 0.0)) if (m, c) in at else "" for c in columns)] for m in methods
     ]
     notes = ["The deeper the colour, the better within its column."] if shades else []
-    notes += ["Small: as printed in the paper."] if any(row["paper"] is not None for row in rows) else []
+    notes += ["Small: as printed in the paper."] if any(row.paper is not None for row in rows) else []
     several = len({column.partition("/")[0] for column in columns}) > 1
     titles = columns if several else list(map(short_column, columns))
     return Table(["method", *titles], body, " ".join([f"By column: {unit_text(rows[0])}.", *notes]))
@@ -83,12 +134,12 @@ def _ordered(columns: Sequence[str]) -> list[str]:
     return sorted(columns, key=lambda column: (not column.endswith("/avg"), order[stems[column]], at[column]))
 
 
-def _shades(rows: Rows) -> dict[tuple[str, str], float]:
+def _shades(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
     """How good a value is among those of its column, from 0 for the worst to 1 for the best."""
-    sign = -1 if rows[0]["metric"] in LOWER_IS_BETTER else 1
+    sign = -1 if rows[0].metric in LOWER_IS_BETTER else 1
     columns: dict[str, list[tuple[str, float]]] = {}
     for row in rows:
-        columns.setdefault(row["column"], []).append((row["method"], sign * row["value"]))
+        columns.setdefault(row.column, []).append((row.method, sign * row.value))
     found: dict[tuple[str, str], float] = {}
     for column, values in columns.items():
         low, high = (end(value for _, value in values) for end in (min, max))
@@ -96,17 +147,12 @@ def _shades(rows: Rows) -> dict[tuple[str, str], float]:
     return found
 
 
-def _shaded(i: int, row: Mapping[str, Any], shade: float) -> Number:
-    return Number(value_text(row), row["value"], f"rows-{i}", value_text(row, "paper"), shade)
+def _shaded(i: int, row: Row, shade: float) -> Number:
+    return Number(value_text(row), row.value, f"rows-{i}", paper_text(row), shade)
 
 
-def _number(row: Mapping[str, Any], i: int) -> Number:
-    return Number(value_text(row), row["value"], f"rows-{i}")
-
-
-def _bar(found: Mapping[str, Any], scale: Scale, mark: float | None = None, zero: float | None = None) -> Bar:
-    low, value, high = (scale.at(found[end]) for end in ("low", "value", "high"))
-    return Bar(low, value, high, mark, zero)
+def _bar(found: Row | Evidence, scale: Scale, mark: float | None = None, zero: float | None = None) -> Bar:
+    return Bar(scale.at(found.low), scale.at(found.value), scale.at(found.high), mark, zero)
 
 
 # The numbers of a report for other programs: CSV for spreadsheets, LaTeX for papers. Names in them are only names.
@@ -134,13 +180,13 @@ _LATEX = str.maketrans(
 """Quotes too: two in a row would become another sign. A line break takes a bracket or star after it for its own."""
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def as_csv(rows: Sequence[Row]) -> str:
     """Return the rows as CSV with a header; a name that looks like a formula gets an apostrophe in front."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writerow(FIELDS)
     for row in rows:
-        writer.writerow([_field(row.get(name)) for name in FIELDS])
+        writer.writerow([_field(getattr(row, name)) for name in FIELDS])
     return buffer.getvalue()
 
 

@@ -65,9 +65,9 @@ class Request:
 def load(request: Request) -> nn.Module:
     """Return the source model by any of its names."""
     if request.network is None and request.normalization is None:
-        from offsupport.studies.models import load_model
+        from offsupport.studies.models import source_model
 
-        return load_model(request.model, request.folder)
+        return source_model(request.model, request.folder)
     if not request.model.startswith("file:"):
         raise ConfigError(
             f"{request.model} says itself which network it is.", "Leave --network and --normalization out."

@@ -1,11 +1,20 @@
-"""What cells compute, and one file per table or figure: those of the paper, and ours that belong beside them."""
+"""What cells compute, and one file per table or figure: those of the paper, and ours that belong beside them.
 
-from offsupport.studies import ours, paper
-from offsupport.studies.adaptation import AdaptConfig, expand
+The names below are what a table of your own is made of.
+"""
+
+# The tables of the paper register first, so that lists begin with them.
+from offsupport.studies import paper  # isort: split
+
+from offsupport.results.rows import Claim, Listing, Measured, Row, at_least, below, within
+from offsupport.studies import ours
+from offsupport.studies.adaptation import AdaptConfig
 from offsupport.studies.episodes import EpisodeConfig
+from offsupport.studies.errors import below_claims, below_each, difference, error_rows, estimate, parts_of
+from offsupport.studies.grids import expand
 from offsupport.studies.guarantee_runs import GuaranteeConfig
 from offsupport.studies.latent_runs import LatentConfig, LikelihoodConfig, RadiusConfig
-from offsupport.studies.tables import TABLES, Claim, Options, Row, Table, cells_of, payload
+from offsupport.studies.tables import TABLES, Request, Table, TableOptions, register_table
 
 __all__ = [
     "TABLES",
@@ -15,13 +24,24 @@ __all__ = [
     "GuaranteeConfig",
     "LatentConfig",
     "LikelihoodConfig",
-    "Options",
+    "Listing",
+    "Measured",
     "RadiusConfig",
+    "Request",
     "Row",
     "Table",
-    "cells_of",
+    "TableOptions",
+    "at_least",
+    "below",
+    "below_claims",
+    "below_each",
+    "difference",
+    "error_rows",
+    "estimate",
     "expand",
     "ours",
     "paper",
-    "payload",
+    "parts_of",
+    "register_table",
+    "within",
 ]

@@ -15,8 +15,8 @@ from offsupport.core.errors import ConfigError, InputError
 from offsupport.engine import adapter as guard
 from offsupport.methods.mae_ttt import MaeTtt
 from offsupport.nn.mae import Masking, draw_masks
-from offsupport.studies.adaptation import AdaptConfig, prepare_adapt
-from offsupport.studies.models import pinned
+from offsupport.studies.adaptation import AdaptConfig, prepare_adapt, stream_of
+from offsupport.studies.models import pinned, source_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,15 +157,12 @@ def run_episode(config: EpisodeConfig, place: Place) -> Outcome:
     """Adapt to one image and keep what was seen, as small pictures and curves."""
     import torch
 
-    from offsupport import data
     from offsupport.engine.state import model_sha256
     from offsupport.methods import adapt
-    from offsupport.studies.models import load_model
 
     torch.set_num_threads(config.threads)
-    model = load_model(config.model, place.folder)
-    options: Any = {"corruption": config.corruption, "severity": config.severity, "seed": config.seed}
-    stream = data.stream(config.dataset, place.data, **options, limit=1, batch_size=1)
+    model = source_model(config.model, place.folder)
+    stream = stream_of(config.as_stream(), place)
     batch = next(iter(stream))
     seen = watch_episode(adapt(model, config.method, seed=config.seed, **config.hyper), batch.x)  # type: ignore[arg-type]
     found = {
@@ -198,4 +195,6 @@ def _pixels(image: Tensor) -> str:
     return base64.b64encode(values.cpu().numpy().tobytes()).decode()
 
 
-KINDS.register("episode")(Kind(EpisodeConfig, run_episode, prepare_episodes))
+KINDS.register("episode")(
+    Kind(EpisodeConfig, run_episode, prepare_episodes, named_by=("method", "dataset", "corruption"))
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from offsupport.core.files import canonical_json
 from offsupport.functional import wilson
 from offsupport.results.correctness import Bools, Rows, unpack
 from offsupport.results.intervals import Estimate, Floats, difference_estimate, mean_estimate
-from offsupport.studies.tables import Claim, Row, below
+from offsupport.results.rows import Claim, Row, below
 
 # Results of a run, laid out for comparison: per method and domain, image by image.
 
@@ -143,7 +144,7 @@ Columns = dict[str, dict[str, list[Part]]]
 """Results by method and column."""
 
 
-def error_rows(records: Sequence[Record], printed: Printed) -> list[Row]:
+def error_rows(records: Sequence[Record], printed: Printed = MappingProxyType({})) -> list[Row]:
     """Return the error of each method on each corruption and on average, in percent.
 
     The average is left out for a method that lacks a column others have: it would compare different things.

@@ -232,7 +232,7 @@ def run_latent(config: LatentConfig, place: Place) -> Outcome:
     return Outcome(measured, {"seeds": [config.first, config.first + config.runs - 1]}, {"seconds": seconds})
 
 
-KINDS.register("latent")(Kind(LatentConfig, run_latent))
+KINDS.register("latent")(Kind(LatentConfig, run_latent, named_by=("method",)))
 
 
 # Cells of kind ``likelihood``: how well a model explains held-out source samples. No label of a target is read.
@@ -278,7 +278,7 @@ def run_likelihood(config: LikelihoodConfig, place: Place) -> Outcome:
     return Outcome({"nats": nats.tolist()}, {"seeds": [seeds[0], seeds[-1]]}, {"seconds": seconds})
 
 
-KINDS.register("likelihood")(Kind(LikelihoodConfig, run_likelihood))
+KINDS.register("likelihood")(Kind(LikelihoodConfig, run_likelihood, named_by=("method",)))
 
 
 # Cells of kind ``radius``: how far off the support Theorem 1 allows a target to be, run by run.

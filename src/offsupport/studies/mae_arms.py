@@ -12,11 +12,12 @@ from offsupport import zoo
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.data import STANDARD
+from offsupport.results.rows import Claim, Row, below
 from offsupport.studies.adaptation import AdaptConfig
 from offsupport.studies.episodes import EpisodeConfig
 from offsupport.studies.errors import Part, difference, estimate, parts_of
 from offsupport.studies.published import brought
-from offsupport.studies.tables import Claim, Options, Row, below
+from offsupport.studies.tables import TableOptions
 
 ENOUGH_CLEAN = 0.65
 """Below this clean accuracy of the probe, the joint model is adapted as well."""
@@ -130,7 +131,7 @@ class Arm:
     em_steps: int | None = None
 
 
-def arm_cells(scale: Scale, arms: Sequence[Arm], options: Options) -> list[Cell]:
+def arm_cells(scale: Scale, arms: Sequence[Arm], options: TableOptions) -> list[Cell]:
     """Return the cells of these arms: every corruption at severity 5, every seed."""
     corruptions: list[str | list[str]] = [list(STANDARD)] if scale.together else list(STANDARD)
     return [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offsupport import zoo
-from offsupport.bench.cell import imported
 from offsupport.core.errors import ConfigError, DataMissingError, FileError, ModelError, nearest
 from offsupport.core.files import file_lock, sha256_file
 from offsupport.core.progress import progress
@@ -63,7 +64,7 @@ def _require_trained(name: str) -> None:
         )
 
 
-def load_model(name: str, folder: Path) -> nn.Module:
+def source_model(name: str, folder: Path) -> nn.Module:
     """Return the source model called ``name``, ready to predict.
 
     Args:
@@ -71,19 +72,30 @@ def load_model(name: str, folder: Path) -> nn.Module:
             model. A pinned name is refused where the weights are others by now.
         folder: The run folder; what is trained is kept in its ``models``, so that all cells share the same weights.
     """
-    from torch import nn
-
-    from offsupport.nn.loading import KINDS
-    from offsupport.nn.loading import load_model as load
+    from offsupport.nn.loading import KINDS, load_model
 
     if name.startswith(KINDS):
         plain = name.partition("@")[0]
         if "@" in name and pinned(plain) != name:
             raise ModelError(f"The weights of {plain} have changed: this asks for {name}.", "Begin a new run.")
-        return load(plain)
+        return load_model(plain)
     if ":" not in name:
         return _kept(_built_in(name), folder / "models" / f"{name}.safetensors")
-    model = imported(name, "model")()
+    return _made_by(name)
+
+
+def _made_by(name: str) -> nn.Module:
+    """Return what the function ``module:function`` makes; modules of the working folder count."""
+    from torch import nn
+
+    module, _, function = name.partition(":")
+    if str(Path.cwd()) not in sys.path:  # a command's path begins with its own folder, not with the user's
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"There is no model {name!r} ({error}).", "Write it as package.module:name.") from error
+    model = make()
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned {type(model).__name__}.", "It must return a torch.nn.Module.")
     return model.eval()

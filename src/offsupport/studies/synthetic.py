@@ -14,9 +14,10 @@ from offsupport.core.errors import ConfigError, nearest
 from offsupport.functional import wilson
 from offsupport.latent.process.process import Process
 from offsupport.results.intervals import Estimate, difference_estimate, mean_estimate
+from offsupport.results.rows import Claim, Row, below, shifted
 from offsupport.studies.errors import Printed
 from offsupport.studies.latent_runs import KL, TRANSDUCTIVE, LatentConfig
-from offsupport.studies.tables import Claim, Options, Row, below
+from offsupport.studies.tables import TableOptions
 
 # What the runs of a synthetic table gave, by row and column, and the estimates behind its numbers and claims.
 
@@ -98,11 +99,6 @@ def difference(ours: Column, theirs: Column, metric: Metric) -> Estimate:
     return replace(difference_estimate(*pair), cells=(*ours.cells, *theirs.cells))
 
 
-def shifted(found: Estimate, by: float) -> Estimate:
-    """Return an estimate less a constant."""
-    return replace(found, value=found.value - by, low=found.low - by, high=found.high - by)
-
-
 def metric_of(records: Sequence[Record]) -> Metric:
     """Return what was measured; all records of a table agree."""
     found: list[Metric] = [r.deterministic["metric"] for r in records if r.cell.kind == "latent"]
@@ -166,7 +162,7 @@ def blocks(
     columns: Mapping[str, Sequence[float]],
     task: Literal["classification", "regression"],
     runs: int,
-    asked: Options,
+    asked: TableOptions,
     **settings: Any,
 ) -> list[Cell]:
     """Return the cells of a synthetic table: methods x kinds of shift x blocks of runs, seeds from :data:`FIRST` on.

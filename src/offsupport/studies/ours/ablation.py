@@ -7,9 +7,9 @@ from typing import Any
 from offsupport.bench.cell import Cell
 from offsupport.core.errors import ConfigError, nearest
 from offsupport.studies.adaptation import AdaptConfig
-from offsupport.studies.errors import below_claims, error_rows, row_name
-from offsupport.studies.ours.tuning import MODEL
-from offsupport.studies.tables import TABLES, Options, Table
+from offsupport.studies.errors import below_claims, row_name
+from offsupport.studies.paper.table2 import MODEL
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 BASES = ("tesla", "tent")
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "jpeg_compression")
@@ -26,7 +26,7 @@ PARTS: tuple[dict[str, Any], ...] = (
 """Low rank alone; with gates; with the published penalty; with the proximal step; and the updates alone."""
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells: each base, and each of the parts on top of it."""
     for method in options.methods or ():
         if method not in BASES:
@@ -47,7 +47,7 @@ def grid(scale: str, options: Options) -> list[Cell]:
 
 CLAIMS = [(row_name(f"{base}+sc", part), base) for base in BASES for part in PARTS]
 
-TABLES.register("ablation")(
+register_table(
     Table(
         name="ablation",
         title="The sparsity constraint in parts, on four corruptions (severity 5, online)",
@@ -57,7 +57,6 @@ TABLES.register("ablation")(
         },
         options=frozenset({"methods", "seeds"}),
         grid=grid,
-        rows=lambda records: error_rows(records, {}),
         claims=lambda records: below_claims(records, CLAIMS),
     )
 )

@@ -12,12 +12,13 @@ from typing import Any, Literal
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.data import STANDARD
+from offsupport.results.rows import Claim, Row, below
 from offsupport.studies.adaptation import AdaptConfig
 from offsupport.studies.errors import Part, difference, error_row, parts_of
 from offsupport.studies.ours.ablation import CORRUPTIONS
 from offsupport.studies.paper.fig3 import SUPERVISED
 from offsupport.studies.published import fixed_settings
-from offsupport.studies.tables import TABLES, Claim, Options, Row, Table, below
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 METHODS = (
     *("source", "bn", "tent", "shot", "memo", "eata", "sar", "ttac", "tesla", "tesla-s"),
@@ -40,7 +41,7 @@ def _fixed(scale: str) -> dict[str, Any]:
     return {"dataset": "digits-c", "model": "digits-small", "corruption": list(CORRUPTIONS)}
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells: methods x numbers of images; one cell goes through all corruptions."""
     fixed, (few, every) = _fixed(scale), IMAGES[scale]
     own = (*METHODS, "tttpp") if scale == "paper" else METHODS
@@ -90,7 +91,7 @@ def _about(scale: str, where: str) -> str:
     return f"{where}: {few:,} images of each in batches of 1 to 64, {every:,} for n-all"
 
 
-TABLES.register("few")(
+register_table(
     Table(
         name="few",
         title="Error by the number of target images (severity 5; episodic, n-all online)",

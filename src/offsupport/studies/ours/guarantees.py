@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,8 +10,9 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.functional import wilson
 from offsupport.results.intervals import Estimate, Floats, bootstrap, mean_estimate
+from offsupport.results.rows import Claim, Row, at_least, negated
 from offsupport.studies.guarantee_runs import GuaranteeConfig
-from offsupport.studies.tables import ENOUGH, TABLES, Claim, Options, Row, Table, Verdict
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 RUNS = {"smoke": 2, "small": 25, "paper": 100}
 BLOCKS = {"sparse": 5, "inside": 25, "gap": 25}
@@ -21,7 +21,7 @@ CEILING, IDENTIFIED = 0.95, 0.9
 """The share of the accuracy given c that a guarantee asks for, and the least R^2 of c from c_hat."""
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells; the smoke scale leaves out the flows, which take minutes."""
     runs = options.runs or RUNS[scale]
     return [
@@ -56,7 +56,7 @@ def claims(records: Sequence[Record]) -> list[Claim]:
     """Check the guarantees, and what explains the distance of the dense estimator to its oracle."""
     table, scores = _accuracies(records), _scores(records)
     reached = [
-        _at_least(
+        at_least(
             f"extrapolator reaches {CEILING:g} of the accuracy given c at {column}",
             _ratio(values, table["given-c"][column]),
             CEILING,
@@ -67,7 +67,7 @@ def claims(records: Sequence[Record]) -> list[Claim]:
     ]
     if "r2_c" in scores:
         sentence = f"c_hat of sparse targets tells c: R^2 at least {IDENTIFIED:g}"
-        reached.append(_at_least(sentence, mean_estimate(scores["r2_c"]), IDENTIFIED, "R^2(c from c_hat)"))
+        reached.append(at_least(sentence, mean_estimate(scores["r2_c"]), IDENTIFIED, "R^2(c from c_hat)"))
     if "gap" in scores:
         reached += _explained(records, table["extrapolator"], scores)
     return reached
@@ -77,13 +77,13 @@ def _explained(records: Sequence[Record], table: Mapping[str, Floats], scores: M
     short = "the dense fit stops short of the true likelihood"
     begun = "begun at the truth, the same fit stays within 0.1 nats of the true likelihood"
     found = [
-        _at_least(short, mean_estimate(scores["gap"]), 0.0, "NLL(fitted) - NLL(true), nats"),
-        _at_least(begun, _negative(mean_estimate(scores["gap_oracle"])), -0.1, "NLL(true) - NLL(begun at truth), nats"),
+        at_least(short, mean_estimate(scores["gap"]), 0.0, "NLL(fitted) - NLL(true), nats"),
+        at_least(begun, negated(mean_estimate(scores["gap_oracle"])), -0.1, "NLL(true) - NLL(begun at truth), nats"),
     ]
     for column in ("dense-3.5", "dense-5", "dense-12"):
         sentence = f"runs that miss less likelihood are more accurate at {column}"
         quantity = "correlation of accuracy and -gap over runs"
-        found.append(_at_least(sentence, _correlation(-scores["gap"], table[column]), 0.0, quantity))
+        found.append(at_least(sentence, _correlation(-scores["gap"], table[column]), 0.0, quantity))
     return found + _failing(records)
 
 
@@ -95,7 +95,7 @@ def _failing(records: Sequence[Record]) -> list[Claim]:
         for name, count in record.deterministic["failing"].items():
             counts[name] = counts.get(name, 0) + count
     return [
-        _at_least(
+        at_least(
             f"Theorem 1 does not apply at dense-12: assumption {name} fails",
             Estimate(count / runs, *wilson(count, runs), runs),
             0.5,
@@ -103,17 +103,6 @@ def _failing(records: Sequence[Record]) -> list[Claim]:
         )
         for name, count in counts.items()
     ]
-
-
-def _at_least(sentence: str, found: Estimate, threshold: float, quantity: str) -> Claim:
-    verdict: Verdict = "undecided"
-    if found.n >= ENOUGH and found.low >= threshold:
-        verdict = "holds"
-    elif found.n >= ENOUGH and found.high < threshold:
-        verdict = "does-not-hold"
-    evidence: dict[str, Any] = {"quantity": quantity, "unit": quantity, "value": found.value}
-    evidence |= {"low": found.low, "high": found.high, "n": found.n}
-    return Claim(claim=sentence, verdict=verdict, evidence=evidence)
 
 
 def _ratio(a: Floats, b: Floats) -> Estimate:
@@ -137,10 +126,6 @@ def _correlation(a: Floats, b: Floats) -> Estimate:
 
     low, high = np.quantile(correlation(bootstrap(moments)), [0.025, 0.975])
     return Estimate(float(correlation(moments.mean(axis=0))), float(low), float(high), len(a))
-
-
-def _negative(found: Estimate) -> Estimate:
-    return Estimate(-found.value, -found.high, -found.low, found.n)
 
 
 def _accuracies(records: Sequence[Record]) -> dict[str, dict[str, Floats]]:
@@ -169,7 +154,7 @@ def _column(values: Sequence[float]) -> Floats:
     return np.array(values, dtype=np.float64)[:, None]
 
 
-TABLES.register("guarantees")(
+register_table(
     Table(
         name="guarantees",
         title="Where the theorems speak: accuracy against that given c, identifiability, and the likelihood gap",

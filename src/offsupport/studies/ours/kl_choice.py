@@ -15,14 +15,15 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.core.errors import ConfigError, nearest
 from offsupport.results.intervals import Floats, difference_estimate, mean_estimate
+from offsupport.results.rows import Claim, Row, below
 from offsupport.studies.latent_runs import KL, TRANSDUCTIVE, LikelihoodConfig
-from offsupport.studies.tables import TABLES, Claim, Options, Row, Table, below
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 WEIGHTS = (0.1, 0.01, 0.001)
 RUNS = {"smoke": 2, "paper": 20}
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells: methods x shifts x published weights."""
     for method in options.methods or ():
         if method not in TRANSDUCTIVE:
@@ -85,9 +86,10 @@ def _column(config: Mapping[str, Any]) -> str:
     return f"{config['shift']}, kl {config['options']['kl']:g}"
 
 
-TABLES.register("kl-choice")(
+register_table(
     Table(
         name="kl-choice",
+        record=True,
         title="Likelihood of held-out source samples by the weight of the KL term",
         scales={scale: f"{runs} runs, process seeds from 10,000" for scale, runs in RUNS.items()},
         options=frozenset({"methods", "runs"}),

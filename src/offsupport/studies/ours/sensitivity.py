@@ -6,7 +6,7 @@ from typing import Any
 
 from offsupport.bench.cell import Cell
 from offsupport.studies.synthetic import WITH_CHANGES, below_by_column, blocks, synthetic_rows
-from offsupport.studies.tables import TABLES, Options, Table
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 METHODS = ("only-source", "vae", "trimmed-nn", "extrapolator", "given-c")
 COLUMNS = {"dense": (5.0, 12.0, 30.0), "sparse": (18.0, 36.0)}
@@ -37,20 +37,21 @@ CLAIMS = [
 ]
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells; nothing but the package is needed at any scale."""
     runs = RUNS[scale]
     cells = [c for how in PROCESSES for c in blocks(METHODS, COLUMNS, "classification", runs, options, **how)]
     if options.methods and "vae" not in options.methods:
         return cells
-    only_vae = Options(runs=options.runs, methods=("vae",))
+    only_vae = TableOptions(runs=options.runs, methods=("vae",))
     cells += [c for w in VAE for c in blocks(METHODS, COLUMNS, "classification", runs, only_vae, options=w)]
     return list(dict.fromkeys(cells))
 
 
-TABLES.register("sensitivity")(
+register_table(
     Table(
         name="sensitivity",
+        record=True,
         title="Synthetic classification: what the result owes to the support, the generator and the weights of vae",
         scales={scale: f"{runs} runs per column, all methods on the same runs" for scale, runs in RUNS.items()},
         options=frozenset({"methods", "runs"}),

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from offsupport.bench.cell import Cell
-from offsupport.bench.store import Record
 from offsupport.core.errors import ConfigError, nearest
 from offsupport.data import EXTRA
+from offsupport.results.rows import Row
 from offsupport.studies.adaptation import AdaptConfig
-from offsupport.studies.errors import below_claims, error_rows, row_name
-from offsupport.studies.tables import TABLES, Options, Row, Table
+from offsupport.studies.errors import below_claims, row_name
+from offsupport.studies.paper.table2 import MODEL, RUNNING, SCORED_AFTER
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 METHODS = ("tent", "shot", "eata", "sar", "tttpp", "ttac", "tesla", "tesla-s", "tesla+sc", "tesla-s+sc")
-MODEL = "zoo:cifar10-resnet18x0.25-joint"
 IMAGES = 2560
 """Of each corruption: twenty batches for every method."""
 PROX = ((1e-2, 1), (1e-2, 10), (3e-2, 30), (1e-1, 100))
@@ -33,9 +33,6 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"rotation": "full", "sampling": "learned"},
 )
 """TeSLA's policy as published, with either part corrected, and with both."""
-SCORED_AFTER = ("tesla", "tesla-s", "ttac", "tttpp")
-"""Methods that are scored after their step, by the statistics of the batch or by the running ones, as published."""
-RUNNING = {"score_stats": "running"}
 
 
 def candidates(method: str) -> list[dict[str, Any]]:
@@ -53,7 +50,7 @@ def candidates(method: str) -> list[dict[str, Any]]:
     return [*tried, {"lr": float(f"{10 * published:.2g}")}]
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells: methods x candidates x extra corruptions; ``smoke`` needs nothing but the package."""
     for method in options.methods or ():
         if method not in METHODS:
@@ -67,12 +64,12 @@ def prox_candidates() -> list[dict[str, Any]]:
     return [{"penalty": "prox", "prox": prox, "ratio_g": ratio_g} for prox, ratio_g in PROX]
 
 
-def prox_grid(scale: str, _options: Options) -> list[Cell]:
+def prox_grid(scale: str, _options: TableOptions) -> list[Cell]:
     """Return the cells: candidates of the proximal form x extra corruptions."""
     return _cells(scale, [("tesla+sc", hyper) for hyper in prox_candidates()])
 
 
-def policy_grid(scale: str, _options: Options) -> list[Cell]:
+def policy_grid(scale: str, _options: TableOptions) -> list[Cell]:
     """Return the cells: forms of TeSLA's policy x extra corruptions."""
     return _cells(scale, [("tesla", hyper) for hyper in POLICIES])
 
@@ -88,11 +85,6 @@ def _cells(scale: str, tried: Sequence[tuple[str, dict[str, Any]]]) -> list[Cell
     ]
 
 
-def rows(records: Sequence[Record]) -> list[Row]:
-    """Return the error of every candidate on every extra corruption and on average."""
-    return error_rows(records, {})
-
-
 def chosen(found: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Return the candidate with the lowest average error of each method that has one."""
     averages = {row.method: row.value for row in found if row.column.endswith("/avg")}
@@ -105,49 +97,36 @@ def chosen(found: Sequence[Row]) -> dict[str, dict[str, Any]]:
     return best
 
 
-def chosen_prox(found: Sequence[Row]) -> dict[str, Any]:
-    """Return the proximal form with the lowest average error; where two are equal, the one whose gates move faster."""
-    averages = {row.method: row.value for row in found if row.column.endswith("/avg")}
-    return min(
-        prox_candidates(),
-        key=lambda hyper: (round(averages[row_name("tesla+sc", hyper)], 6), -hyper["ratio_g"]),
-    )
-
-
 _SCALES = {
     "smoke": "the embedded digits, a small network trained on the spot",
     "small": f"{IMAGES:,} images of CIFAR-10-C per corruption, the joint model of the zoo",
 }
-TABLES.register("tuning")(
+register_table(
     Table(
         name="tuning",
+        record=True,
         title="Settings of the adaptation methods, tried on the four extra corruptions (severity 5, online)",
         scales=_SCALES,
         options=frozenset({"methods"}),
         grid=grid,
-        rows=rows,
-        claims=lambda records: [],
     )
 )
-TABLES.register("tuning-policy")(
+register_table(
     Table(
         name="tuning-policy",
+        record=True,
         title="TeSLA's policy as published and corrected, on the four extra corruptions (severity 5, online)",
         scales=_SCALES,
-        options=frozenset(),
         grid=policy_grid,
-        rows=rows,
         claims=lambda records: below_claims(records, [(row_name("tesla", hyper), "tesla") for hyper in POLICIES[1:]]),
     )
 )
-TABLES.register("tuning-prox")(
+register_table(
     Table(
         name="tuning-prox",
+        record=True,
         title="Thresholds of the proximal constraint, tried on the four extra corruptions (severity 5, online)",
         scales=_SCALES,
-        options=frozenset(),
         grid=prox_grid,
-        rows=rows,
-        claims=lambda records: [],
     )
 )

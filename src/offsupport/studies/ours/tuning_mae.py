@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.data import EXTRA
+from offsupport.results.rows import Row
 from offsupport.studies.errors import Part, error_row
 from offsupport.studies.mae_arms import SCALES, Arm, adapted_models, by_arm, config_of, method_of, whole
-from offsupport.studies.tables import TABLES, Options, Row, Table
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 FACTORS = (1 / 3, 1, 3, 10)
 """Of the published step size."""
@@ -22,7 +23,7 @@ IMAGES = 24
 """Of each corruption."""
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells: models x methods x step sizes x extra corruptions."""
     found = SCALES[scale]
     limit = min(IMAGES, found.limit or IMAGES)
@@ -60,17 +61,16 @@ def rows(records: Sequence[Record]) -> list[Row]:
     return found
 
 
-TABLES.register("tuning-mae")(
+register_table(
     Table(
         name="tuning-mae",
+        record=True,
         title="Step sizes of MAE test-time training, tried on the four extra corruptions (severity 5, episodic)",
         scales={
             "smoke": "six embedded digits per corruption, a tiny autoencoder trained on the spot",
             "small": f"{IMAGES} images of CIFAR-10-C per corruption, the zoo's autoencoders",
         },
-        options=frozenset(),
         grid=grid,
         rows=rows,
-        claims=lambda records: [],
     )
 )

@@ -13,11 +13,11 @@ from typing import Any
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.results.intervals import Estimate
-from offsupport.studies.adaptation import expand
+from offsupport.results.rows import Claim, Row, below, shifted
 from offsupport.studies.errors import Part, difference, error_row, estimate, parts_of
+from offsupport.studies.grids import expand
 from offsupport.studies.published import fixed_settings
-from offsupport.studies.synthetic import shifted
-from offsupport.studies.tables import TABLES, Claim, Options, Row, Table, below
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 METHODS = ("source", "tent")
 BLOCKS = (8, 16, 24, 32)
@@ -40,7 +40,7 @@ def _fixed(scale: str) -> dict[str, Any]:
     return {"dataset": "digits-c", "model": "digits-small"}
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells; the same images, the same squares and orders everywhere."""
     axes = {
         "method": options.methods or METHODS,
@@ -120,7 +120,7 @@ def _by_size(found: Curves, severity: int) -> list[Claim]:
     ]
 
 
-TABLES.register("fig3")(
+register_table(
     Table(
         name="fig3",
         title="TENT under impulse noise by severity and by the side of the corrupted square (online)",

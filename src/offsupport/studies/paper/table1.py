@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
+from offsupport.results.rows import Claim
 from offsupport.studies.latent_runs import RadiusConfig
 from offsupport.studies.synthetic import (
     BLOCK,
@@ -16,7 +17,7 @@ from offsupport.studies.synthetic import (
     synthetic_rows,
     without_repeats,
 )
-from offsupport.studies.tables import TABLES, Claim, Options, Table
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 METHODS = (
     "only-source",
@@ -55,7 +56,7 @@ RADIUS_RUNS = 100
 """Runs whose Theorem 1 radius is computed, to be marked in the figures."""
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells; nothing but the package is needed at any scale."""
     columns = SMOKE_COLUMNS if scale == "smoke" else COLUMNS
     cells = blocks(METHODS, columns, "classification", RUNS[scale], options)
@@ -81,7 +82,7 @@ def claims(records: Sequence[Record]) -> list[Claim]:
     ]
 
 
-TABLES.register("table1")(
+register_table(
     Table(
         name="table1",
         title="Synthetic classification: accuracy by kind and distance of the shift",

@@ -7,11 +7,11 @@ from typing import Any
 
 from offsupport.bench.cell import Cell
 from offsupport.data import STANDARD
-from offsupport.studies.adaptation import AdaptConfig, expand
+from offsupport.studies.adaptation import AdaptConfig
 from offsupport.studies.errors import Printed, below_claims, error_rows, row_name
-from offsupport.studies.ours.tuning import MODEL, RUNNING, SCORED_AFTER
+from offsupport.studies.grids import expand
 from offsupport.studies.published import SETTINGS, fixed_settings
-from offsupport.studies.tables import TABLES, Options, Table
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 METHODS = (
     "source",
@@ -27,6 +27,11 @@ METHODS = (
     "eata",
     "sar",
 )
+MODEL = "zoo:cifar10-resnet18x0.25-joint"
+"""The source model at small scale: the one of the zoo with a projection head, which tttpp needs."""
+SCORED_AFTER = ("tesla", "tesla-s", "ttac", "tttpp")
+"""Methods that are scored after their step, by the statistics of the batch or by the running ones, as published."""
+RUNNING = {"score_stats": "running"}
 SEEDS = dict.fromkeys(("bn", "tent", "tesla", "tesla+sc", "tesla-s", "tesla-s+sc"), 3)
 """Of the rows that the claims are about; one seed of the others."""
 _COLUMNS = ("cifar10-c/avg", "cifar100-c/avg", "imagenet-c/avg")
@@ -67,7 +72,7 @@ CLAIMS = (
 """TeSLA below TENT below BN below Source; the constraint below its base; source statistics help."""
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells; the embedded digits are all that ``smoke`` needs."""
     if scale == "smoke":
         return _smoke(options)
@@ -84,18 +89,18 @@ def grid(scale: str, options: Options) -> list[Cell]:
     return cells
 
 
-def _seeds(options: Options) -> range:
+def _seeds(options: TableOptions) -> range:
     return range(options.seeds or max(SEEDS.values()))
 
 
-def _smoke(options: Options) -> list[Cell]:
+def _smoke(options: TableOptions) -> list[Cell]:
     # A network trained on the spot has no projection head, which tttpp needs.
     methods = options.methods or [method for method in METHODS if method != "tttpp"]
     axes = {"method": methods, "corruption": STANDARD, "seed": range(options.seeds or 1)}
     return expand(axes, dataset="digits-c", severity=5, protocol="online", model="digits-small", batch_size=128)
 
 
-def _cells(fixed: Mapping[str, Any], options: Options, seed: int) -> list[Cell]:
+def _cells(fixed: Mapping[str, Any], options: TableOptions, seed: int) -> list[Cell]:
     return [
         AdaptConfig(method=method, corruption=corruption, seed=seed, **fixed).cell()
         for method in options.methods or _methods(fixed)
@@ -109,7 +114,7 @@ def _methods(fixed: Mapping[str, Any]) -> list[str]:
     return [method for method in METHODS if method != "tttpp" or fixed["dataset"] != "imagenet-c"]
 
 
-def _running_statistics(fixed: Mapping[str, Any], options: Options, methods: Sequence[str]) -> list[Cell]:
+def _running_statistics(fixed: Mapping[str, Any], options: TableOptions, methods: Sequence[str]) -> list[Cell]:
     """Return the rows scored by running statistics, as published; by default ours are scored by those of the batch."""
     return [
         AdaptConfig(method=method, hyper=RUNNING, corruption=corruption, **fixed).cell()
@@ -119,7 +124,7 @@ def _running_statistics(fixed: Mapping[str, Any], options: Options, methods: Seq
     ]
 
 
-TABLES.register("table2")(
+TABLE = register_table(
     Table(
         name="table2",
         title="Test-time adaptation methods under common corruptions (severity 5, online)",

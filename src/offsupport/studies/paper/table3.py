@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.data import STANDARD
+from offsupport.results.rows import Claim, Row
 from offsupport.studies.mae_arms import (
     Arm,
     abouts,
@@ -20,7 +21,7 @@ from offsupport.studies.mae_arms import (
     scale_of,
     whole,
 )
-from offsupport.studies.tables import TABLES, Claim, Options, Row, Table
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 OURS = 1
 """Entropy steps of "Ours"; the paper does not say how many its Table 3 took."""
@@ -52,7 +53,7 @@ PRINTED = {
 """Averages are those of the printed entries: MAE-TTT has 43.25, where 45.92 is printed, and "Ours" 47.75 (47.77)."""
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells; what Table 4 has computed in the same folder is not computed again."""
     found = scale_of("table3", scale)
     adapted = adapted_models(found)
@@ -88,7 +89,7 @@ def claims(records: Sequence[Record]) -> list[Claim]:
     return found
 
 
-TABLES.register("table3")(
+register_table(
     Table(
         name="table3",
         title="Masked autoencoders per corruption (severity 5; the paper's numbers: ImageNet-C)",

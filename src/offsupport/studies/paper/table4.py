@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
+from offsupport.results.rows import Claim, Row
 from offsupport.studies.mae_arms import (
     Arm,
     abouts,
@@ -18,7 +19,7 @@ from offsupport.studies.mae_arms import (
     scale_of,
     whole,
 )
-from offsupport.studies.tables import TABLES, Claim, Options, Row, Table
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 COLUMNS: dict[str, int | None] = {"source": None, "em-0": 0, "em-1": 1, "em-2": 2, "em-3": 3}
 """Entropy steps by column; em-0 is MAE-TTT."""
@@ -26,7 +27,7 @@ PRINTED = {"source": 50.29, "em-0": 59.12, "em-1": 63.99, "em-2": 65.09, "em-3":
 """Accuracy in percent on ImageNet100-C, ViT-L/16; deviations over three seeds 0.35, 0.25, 0.23 and 0.39."""
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells: every number of entropy steps on the same images."""
     found = scale_of("table4", scale)
     arms = [Arm(model, steps) for model in adapted_models(found) for steps in COLUMNS.values()]
@@ -63,7 +64,7 @@ def claims(records: Sequence[Record]) -> list[Claim]:
     return found
 
 
-TABLES.register("table4")(
+register_table(
     Table(
         name="table4",
         title="MAE test-time training with 0 to 3 entropy steps (severity 5; the paper's numbers: ImageNet100-C)",

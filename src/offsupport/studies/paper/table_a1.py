@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
+from offsupport.results.rows import Claim
 from offsupport.studies.paper.table1 import RUNS
 from offsupport.studies.synthetic import below_by_column, blocks, bounded, synthetic_rows, without_repeats
-from offsupport.studies.tables import TABLES, Claim, Options, Table
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 METHODS = ("only-source", "vae", "trimmed-nn", "extrapolator", "extrapolator-inferred", "given-c", "constant")
 COLUMNS = {"dense": (18.0, 24.0, 30.0), "sparse": (18.0, 24.0, 30.0)}
@@ -28,7 +29,7 @@ BOUNDS = {f"sparse-{distance:g}": 0.30 for distance in COLUMNS["sparse"]}
 """What the extrapolator is meant to reach: largest mean squared errors."""
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells; nothing but the package is needed at any scale."""
     return without_repeats(blocks(METHODS, COLUMNS, "regression", RUNS[scale], options), 0)
 
@@ -38,7 +39,7 @@ def claims(records: Sequence[Record]) -> list[Claim]:
     return [*below_by_column(records, CLAIMS), *bounded(records, "extrapolator", BOUNDS)]
 
 
-TABLES.register("tableA1")(
+register_table(
     Table(
         name="tableA1",
         title="Synthetic regression: mean squared error by kind and distance of the shift",

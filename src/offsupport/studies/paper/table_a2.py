@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from offsupport.results.rows import Listing
 from offsupport.studies.paper.table2 import METHODS
 from offsupport.studies.published import SETTINGS
-from offsupport.studies.tables import SCALES, TABLES, Table
+from offsupport.studies.tables import SCALES, Table, register_table
 
 _COLUMNS = ("rank", "ratio_l", "ratio_s")
 _PRINTED = {"imagenet": (4, 5, 1e-3), "cifar100": (16, 2, 1e-1), "cifar10": (64, 1, 1e-5)}
@@ -31,46 +32,43 @@ REMARKS = {
 SCORED = "published: running; the statistics of the batch were better on the extra corruptions"
 
 
-def hyper_parameters() -> list[dict[str, Any]]:
+def hyper_parameters() -> Listing:
     """Return every hyper-parameter of every method of Table 2 by preset; those with a printed value come first."""
     presets = [setting.preset for setting in SETTINGS.values()]
     lines = [
-        _line(method, preset, name, value)
+        (method, preset, name, value, PRINTED.get((method, preset, name)), _remark(method, preset, name, value))
         for method in METHODS
         for preset in presets
         for name, value in _resolved(method, preset).items()
     ]
-    return sorted(lines, key=lambda line: line["paper"] is None)
+    names = ("method", "preset", "name", "value", "paper", "remark")
+    paper = names.index("paper")
+    return Listing("hyper_parameters", names, sorted(lines, key=lambda line: line[paper] is None))
 
 
 def _resolved(method: str, preset: str) -> dict[str, Any]:
     """The defaults of a method with what its preset changes."""
-    from offsupport.core.config import build, to_dict
-    from offsupport.methods import METHODS as REGISTERED
+    from offsupport.core.config import to_dict
+    from offsupport.engine.registry import method_config
 
-    adapter = REGISTERED[method]
-    return to_dict(build(adapter.config_class, adapter.presets[preset], f"method {method!r}"))
+    return to_dict(method_config(method, preset))
 
 
-def _line(method: str, preset: str, name: str, value: Any) -> dict[str, Any]:
+def _remark(method: str, preset: str, name: str, value: Any) -> str | None:
     printed = PRINTED.get((method, preset, name))
-    remark = REMARKS.get((name, preset)) if method in CONSTRAINED else None
-    if name == "score_stats":
-        remark = SCORED
     if printed is not None and value != printed:
-        remark = f"differs from the printed {printed:g}"
-    return {"method": method, "preset": preset, "name": name, "value": value, "paper": printed, "remark": remark}
+        return f"differs from the printed {printed:g}"
+    if name == "score_stats":
+        return SCORED
+    return REMARKS.get((name, preset)) if method in CONSTRAINED else None
 
 
-TABLES.register("tableA2")(
+register_table(
     Table(
         name="tableA2",
         title="Hyper-parameters of the methods of Table 2, from the presets",
         scales=dict.fromkeys(SCALES, "read from the package; nothing is computed"),
-        options=frozenset(),
-        grid=lambda scale, options: [],
-        rows=lambda records: [],
-        claims=lambda records: [],
-        more=lambda: {"hyper_parameters": hyper_parameters()},
+        grid=lambda scale, options: [],  # the package says it all: there is nothing to compute
+        listings=lambda: [hyper_parameters()],
     )
 )

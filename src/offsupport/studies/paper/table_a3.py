@@ -8,11 +8,12 @@ from typing import Any
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.data import STANDARD
-from offsupport.studies.adaptation import expand
+from offsupport.results.rows import Claim, Row, below, within
 from offsupport.studies.errors import Part, difference, parts_of
+from offsupport.studies.grids import expand
 from offsupport.studies.mae_arms import accuracy_row
 from offsupport.studies.published import brought
-from offsupport.studies.tables import TABLES, Claim, Options, Row, Table, below, within
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 METHODS = ("tent", "eata", "bn", "sar")
 COLUMNS = ("supervised", "moco")
@@ -41,7 +42,7 @@ def _settings(scale: str, column: str) -> dict[str, Any]:
     return {"dataset": "digits-c", "model": _DIGITS[column]}
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells: all methods and no adaptation, from both models, and both on clean images."""
     methods, seeds = ("source", *(options.methods or METHODS)), range(options.seeds or 1)
     cells = []
@@ -92,7 +93,7 @@ def claims(records: Sequence[Record]) -> list[Claim]:
     return verdicts
 
 
-TABLES.register("tableA3")(
+register_table(
     Table(
         name="tableA3",
         title="Adaptation from supervised and from MoCo source models (severity 5, online; the paper's: ImageNet-C)",

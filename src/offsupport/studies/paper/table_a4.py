@@ -8,7 +8,7 @@ from offsupport.bench.cell import Cell
 from offsupport.data import STANDARD
 from offsupport.studies.errors import below_each, error_rows
 from offsupport.studies.paper import table2
-from offsupport.studies.tables import TABLES, Options, Table
+from offsupport.studies.tables import Table, TableOptions, register_table
 
 _PRINTED = """
 cifar10-c
@@ -57,16 +57,16 @@ On ImageNet-C the rows of TTAC and TTT++ are labelled as printed: their averages
 """
 
 
-def grid(scale: str, options: Options) -> list[Cell]:
+def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells of Table 2 with seed 0, as the paper's table has them."""
     return table2.grid(scale, dataclasses.replace(options, seeds=options.seeds or 1))
 
 
-TABLES.register("tableA4")(
+register_table(
     Table(
         name="tableA4",
         title="Test-time adaptation methods, corruption by corruption (severity 5, online)",
-        scales={scale: f"{about}; one seed" for scale, about in TABLES["table2"].scales.items()},
+        scales={scale: f"{about}; one seed" for scale, about in table2.TABLE.scales.items()},
         options=frozenset({"methods", "seeds"}),
         grid=grid,
         rows=lambda records: error_rows(records, PRINTED),

@@ -1,0 +1,275 @@
+"""Grids of adaptation cells: combinations of settings, recipes in files, and what a grid will cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from offsupport.bench.cell import Cell, Place
+from offsupport.bench.runs import Run
+from offsupport.bench.store import Record
+from offsupport.core.config import build
+from offsupport.core.errors import ConfigError
+from offsupport.core.files import canonical_json
+from offsupport.core.settings import read_settings, require_mapping
+from offsupport.studies.adaptation import AdaptConfig, Images, adapter_of, stream_of
+from offsupport.studies.models import MODELS, source_model
+
+
+def expand(axes: Mapping[str, Sequence[Any]], **fixed: Any) -> list[Cell]:
+    """Return the adaptation cells of every combination of ``axes``, the last axis running fastest, none twice.
+
+    Args:
+        axes: Values by field of :class:`~offsupport.studies.adaptation.AdaptConfig`.
+        **fixed: Fields that are the same everywhere.
+
+    Example:
+        >>> len(expand({"method": ["source", "bn"], "corruption": ["fog", "snow"]}, dataset="digits-c"))
+        4
+    """
+    combinations = itertools.product(*axes.values())
+    settings = (dict(zip(axes, values, strict=True)) for values in combinations)
+    cells = (build(AdaptConfig, {**fixed, **chosen}, "a grid").cell() for chosen in settings)
+    return list(dict.fromkeys(cells))
+
+
+# Recipes of grids: N data sets and M methods, each written down once; a cell for every combination.
+
+
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet(Images):
+    """Images to adapt to, and the model that meets them; what is not said is as in an ``adapt`` cell."""
+
+    corruptions: list[Any] | str = field(default_factory=list)
+    """Names, or ``all`` for the 15 standard ones; none for clean images."""
+    severities: list[Any] = field(default_factory=lambda: [5])
+    """Severities of the corruptions."""
+    blocks: list[Any] = field(default_factory=lambda: [None])
+    """Sides of the square a corruption is limited to; null for the whole image."""
+
+    def names(self) -> list[str]:
+        """Return the corruptions by name."""
+        if isinstance(self.corruptions, list):
+            return self.corruptions
+        from offsupport.data import STANDARD
+
+        return list(STANDARD) if self.corruptions == "all" else [self.corruptions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method and how it is set up."""
+
+    method: str
+    """Name of the method."""
+    hyper: dict[str, Any] = field(default_factory=dict)
+    """Hyper-parameters that differ from its defaults."""
+    preset: str | None = None
+    """Published hyper-parameters by name."""
+    batch_size: int | None = None
+    """Images per batch, where it needs another number than the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRecipe:
+    """A grid: every data set with every method and seed."""
+
+    datasets: list[Any]
+    """Settings of data sets, names of them, or paths of files with settings, relative to the recipe."""
+    methods: list[Any]
+    """The same for methods."""
+    about: str = ""
+    """One line for people."""
+    seeds: int = 1
+    """Seeds 0, 1, ... of each cell."""
+    protocol: Literal["online", "continual", "episodic"] = "online"
+    """When the adapter is reset; with ``continual`` all corruptions are one stream."""
+    batch_size: int = 128
+    """Images per batch."""
+    threads: int = 1
+    """Threads per cell."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where cells are computed; with ``cuda`` every worker has a GPU."""
+
+
+def read_recipe(path: Path | str) -> list[Cell]:
+    """Return the cells of a recipe file; unknown, missing and senseless settings are errors that say which."""
+    path = Path(path)
+    return recipe_cells(build(GridRecipe, read_settings(path), f"the recipe {path}"), path.parent)
+
+
+def recipe_cells(recipe: GridRecipe, folder: Path) -> list[Cell]:
+    """Return the cells of a recipe, none twice; files it names are looked for in ``folder``."""
+    datasets = [_entry(DataSet, "dataset", each, folder) for each in recipe.datasets]
+    methods = [_entry(Method, "method", each, folder) for each in recipe.methods]
+    cells = [cell for data in datasets for method in methods for cell in _combined(recipe, data, method)]
+    if not cells:
+        raise ConfigError(
+            "The recipe has no cells.", "It takes a data set, a method, a severity, a block (null: none) and a seed."
+        )
+    return list(dict.fromkeys(cells))
+
+
+def _combined(recipe: GridRecipe, data: DataSet, method: Method) -> list[Cell]:
+    names = data.names()
+    streams: list[Any] = [names] if recipe.protocol == "continual" and len(names) > 1 else names or [None]
+    axes = {"corruption": streams, "severity": data.severities, "block": data.blocks, "seed": range(recipe.seeds)}
+    shared = {each.name: getattr(data, each.name) for each in dataclasses.fields(Images)}
+    return expand(
+        axes,
+        **shared,
+        method=method.method,
+        hyper=method.hyper,
+        preset=method.preset,
+        batch_size=method.batch_size or recipe.batch_size,
+        protocol=recipe.protocol,
+        threads=recipe.threads,
+        device=recipe.device,
+    )
+
+
+def _entry(cls: type[E], name: str, given: Any, folder: Path) -> E:
+    """A data set or method: settings, a path of a file with settings, or a bare name."""
+    if isinstance(given, str) and not given.endswith((".yaml", ".yml")):
+        return build(cls, {name: given}, f"the {name} {given!r}")
+    if isinstance(given, str):
+        return build(cls, read_settings(folder / given), f"the file {given}")
+    return build(cls, require_mapping(given, f"A {name} of the recipe"), f"a {name} of the recipe")
+
+
+# What a grid will cost: from the times of results that are there, else from one small batch of each method.
+
+
+TRIAL = 16
+"""Images of a trial."""
+_DATA = {"corruption", "severity", "block", "seed", "order", "limit", "shard", "source_images", "source_split"}
+"""Settings that decide which images come, not what one of them costs."""
+
+
+@dataclass
+class Cost:
+    """What the cells without a result will take: time in the adapter, without loading and source statistics."""
+
+    cells: int
+    done: int
+    seconds: float = 0.0
+    """Of one worker on this machine."""
+    forward: int = 0
+    """Images through the network, forwards."""
+    backward: int = 0
+    """And backwards."""
+    sources: dict[str, int] = field(default_factory=lambda: {"results": 0, "trials": 0})
+    """How many cells were estimated from times of results, and how many from trials."""
+
+    def words(self) -> str:
+        """Return the estimate as a sentence that says what it rests on."""
+        if self.done == self.cells:
+            return "All results are there."
+        bases = {
+            "results": "times of results that are there",
+            "trials": f"one batch of {TRIAL} images, run just now on the CPU",
+        }
+        basis = " and ".join(f"{bases[name]} ({n} cells)" for name, n in self.sources.items() if n)
+        return (
+            f"About {_time(self.seconds)} of one worker ({self.forward:,} images forwards, {self.backward:,} back), "
+            f"from {basis}. Loading, training and source statistics are not in it."
+        )
+
+
+@dataclass(frozen=True)
+class _Price:
+    """Seconds per image, and passes per batch, which are as many as passes of each of its images."""
+
+    seconds: float
+    forward: float
+    backward: float
+    source: str
+
+
+def estimate_cost(cells: Sequence[Cell], place: Place) -> Cost:
+    """Estimate what is left to do of a grid of ``adapt`` cells; nothing is written."""
+    done = Run(place.folder).status(cells).done
+    known = {record.key for record in done}
+    left = [cell for cell in cells if cell.key not in known]
+    prices = _known(done)
+    sizes: dict[tuple[str, int, int | None, str | None], int] = {}
+    cost = Cost(len(cells), len(cells) - len(left))
+    for cell in left:
+        config = build(AdaptConfig, cell.config, "a cell")
+        domains = len(config.corruption) if isinstance(config.corruption, list) else 1
+        group, data = _group(cell), (config.dataset, domains, config.limit, config.shard)
+        if group not in prices:
+            prices[group] = _trial(config, place)
+        if data not in sizes:
+            sizes[data] = stream_of(config, place).num_images
+        _add(cost, prices[group], sizes[data])
+    return cost
+
+
+def _add(cost: Cost, price: _Price, images: int) -> None:
+    cost.seconds += price.seconds * images
+    cost.forward += round(price.forward * images)
+    cost.backward += round(price.backward * images)
+    cost.sources[price.source] += 1
+
+
+def _group(cell: Cell) -> str:
+    return canonical_json({name: value for name, value in cell.to_dict()["config"].items() if name not in _DATA})
+
+
+def _known(records: Iterable[Record]) -> dict[str, _Price]:
+    groups: dict[str, list[_Price]] = {}
+    for record in records:
+        found = record.deterministic
+        seconds = record.timing["seconds"] / found["n"]
+        price = _Price(seconds, *_passes(found["passes"], len(found["trace"])), "results")
+        groups.setdefault(_group(record.cell), []).append(price)
+    return {group: _mean(prices) for group, prices in groups.items()}
+
+
+def _mean(prices: list[_Price]) -> _Price:
+    seconds, forward, backward = (
+        statistics.fmean(getattr(price, name) for price in prices) for name in ("seconds", "forward", "backward")
+    )
+    return _Price(seconds, forward, backward, prices[0].source)
+
+
+def _passes(counted: Mapping[str, int], batches: int) -> tuple[float, float]:
+    return counted.get("forward", 0) / batches, counted.get("backward", 0) / batches
+
+
+def _trial(config: AdaptConfig, place: Place) -> _Price:
+    """Run one small batch on the CPU, with untrained weights where the cell would train them first."""
+    import torch
+
+    from offsupport.evaluation import evaluate
+
+    torch.set_num_threads(config.threads)
+    few = dataclasses.replace(
+        config,
+        limit=TRIAL,
+        batch_size=min(TRIAL, config.batch_size),
+        source_images=min(2 * TRIAL, config.source_images),
+        device="cpu",
+    )
+    built_in = config.model in MODELS
+    model = MODELS[config.model].network().eval() if built_in else source_model(config.model, place.folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        result = evaluate(adapter_of(few, model, place), stream_of(few, place), protocol=few.protocol)
+    return _Price(result.seconds / result.n, *_passes(result.passes, len(result.sizes)), "trials")
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
