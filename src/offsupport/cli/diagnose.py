@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from offsupport.cli.output import JSON, emit_json, emit_table, say
-from offsupport.cli.settings import read_settings
+from offsupport.cli.output import JSON, as_option, emit_json, emit_table, say
+from offsupport.cli.settings import parse_settings
 from offsupport.core.errors import ConfigError, DataMissingError, FileError, InputError
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from offsupport.theory import Diagnosis, ModelDiagnosis
+    from offsupport.serving import SourceModel
+    from offsupport.theory import Diagnosis
 
 
 DEFAULT_OUT = Path("runs/diagnose")
@@ -60,7 +61,7 @@ def diagnose(
             raise ConfigError("Your own arrays come in three files.", "Give --source, --labels and --target.")
         shown, data = _of_arrays(source, labels, target, shift)
     else:
-        changes = read_settings(set_, "--set", "radius=9")
+        changes = parse_settings(set_, "--set", "radius=9")
         shown, data = _of_process(preset, process, changes, distance, range(seed, seed + runs))
     _save(shown[0], data, out)
     if json:
@@ -137,13 +138,11 @@ def _of_arrays(source: Path, labels: Path, target: Path, shift: str) -> tuple[li
 
 def _save(first: Diagnosis, data: dict[str, Any], out: Path) -> None:
     """Write the numbers and the picture, each whole or not at all."""
-    from offsupport.core.files import atomic, write_json
+    from offsupport.core.files import write_json
+    from offsupport.diagnosis.network import save_figure
 
     write_json(out / "diagnosis.json", data)
-    figure = first.plot()
-    for kind in ("png", "svg"):
-        with atomic(out / f"diagnosis.{kind}") as file:
-            figure.savefig(file, format=kind, dpi=120)
+    save_figure(first.plot(), out / "diagnosis")
 
 
 def _tabulate_targets(data: dict[str, Any]) -> None:
@@ -219,18 +218,18 @@ def diagnose_images(
     if model is None or images is None:
         raise ConfigError("A network and its images come together.", "Give --model and --images.")
     from offsupport.core.files import write_json
-    from offsupport.diagnosis import diagnose_model
-    from offsupport.studies.models import load_model
+    from offsupport.diagnosis.network import MOST_TARGETS, diagnose_model, save_figure
+    from offsupport.serving.source_model import SourceModel, trained_on
+    from offsupport.studies import models
 
-    network = load_model(model, out)
-    reference = _source(model, source, _own_side(network) if size is None else size)
-    from offsupport.serving.folder import MOST_TARGETS
-
+    given = SourceModel(model, lambda: models.load_model(model, out), trained_on(model))
+    network = given.load()
+    reference = _source(given, source, _own_side(network) if size is None else size)
     targets, names = _folder(images, reference.shape[-1], MOST_TARGETS)
     found = diagnose_model(network, reference, targets)
     data = {"model": model, "images": names, **found.to_dict()}
     write_json(out / "diagnosis.json", data)
-    save_picture(found, out / "diagnosis")
+    save_figure(found.plot(), out / "diagnosis")
     if as_json:
         emit_json(data)
     else:
@@ -245,16 +244,6 @@ def diagnose_images(
     say(f"picture: {out / 'diagnosis.png'}")
 
 
-def save_picture(found: ModelDiagnosis, path: Path) -> None:
-    """Write the picture of a diagnosis as ``path.png`` and ``path.svg``, each whole or not at all."""
-    from offsupport.core.files import atomic
-
-    figure = found.plot()
-    for kind in ("png", "svg"):
-        with atomic(path.with_name(f"{path.name}.{kind}")) as file:
-            figure.savefig(file, format=kind, dpi=120)
-
-
 def _own_side(network: nn.Module) -> int | None:
     """Return the side of the images that the autoencoder in a network takes; None where there is none."""
     from offsupport.nn import MaskedAutoencoder
@@ -263,18 +252,16 @@ def _own_side(network: nn.Module) -> int | None:
     return next(sides, None)
 
 
-def _source(model: str, folder: Path | None, side: int | None) -> Tensor:
+def _source(model: SourceModel, folder: Path | None, side: int | None) -> Tensor:
     """Return square source images: those of the folder, or the embedded ones."""
-    if folder is not None:
-        from offsupport.serving.folder import MOST_SOURCE
+    from offsupport.diagnosis.network import MOST_SOURCE
 
+    if folder is not None:
         found = _folder(folder, side, MOST_SOURCE)[0]
         if found.shape[2] != found.shape[3]:
             raise InputError(f"The images in {folder} are {found.shape[3]}x{found.shape[2]}.", ONE_SIZE)
         return found
-    from offsupport.serving.folder import embedded_source
-
-    found = embedded_source(model)
+    found = model.usual_images(MOST_SOURCE, as_option)
     if side not in (None, found.shape[-1]):
         raise ConfigError(
             f"The embedded digits have {found.shape[-1]} pixels along a side, not {side}.",

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from offsupport.core.errors import InputError, ModelError
+from offsupport.core.files import atomic
 from offsupport.diagnosis.patches import LEVEL, batched, judge_patches, patch_score
 from offsupport.nn.inspect import capture_input, device_and_dtype, find_head
 from offsupport.nn.normalized import ROOM
@@ -32,6 +34,8 @@ HALF = 0.5
 FAR = 1.5
 """A dense shift is far when features lie so many times farther off than the source's own at :data:`LEVEL`."""
 FEWEST = 40
+MOST_SOURCE, MOST_TARGETS = 400, 200
+"""What looks at folders of images takes so many of them: more hardly move a threshold, and cost minutes."""
 ALIKE = 1e-2
 """Unseen source images that lie so close to the reference, in deviations of its features, are copies of it."""
 
@@ -287,3 +291,11 @@ def draw(found: ModelDiagnosis, images: int) -> Figure:
     figure.colorbar(shown, ax=axes[1, :].tolist(), label="place among source patches", shrink=0.8)
     figure.suptitle(f"Off-support patches (crosses), by {found.measure}", fontsize=10)
     return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as ``path.png`` and ``path.svg``, each whole or not at all."""
+    for kind in ("png", "svg"):
+        # Not with_suffix, which would take what follows a dot in the name for one.
+        with atomic(path.with_name(f"{path.name}.{kind}")) as file:
+            figure.savefig(file, format=kind, dpi=120)

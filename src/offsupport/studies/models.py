@@ -73,10 +73,10 @@ def load_model(name: str, folder: Path) -> nn.Module:
     """
     from torch import nn
 
-    from offsupport.nn.loading import KINDS
+    from offsupport.nn.loading import MODEL_PREFIXES
     from offsupport.nn.loading import load_model as load
 
-    if name.startswith(KINDS):
+    if name.startswith(MODEL_PREFIXES):
         plain = name.partition("@")[0]
         if "@" in name and pinned(plain) != name:
             raise ModelError(f"The weights of {plain} have changed: this asks for {name}.", "Begin a new run.")
