@@ -1,4 +1,4 @@
-"""Is this shift recoverable, asked of a deep network and images: how far, where, and of which kind.
+"""Is this shift recoverable, asked of a deep network and images: how far, where, and of which kind; and its picture.
 
 The theorems speak of a generating process that nobody knows for photographs, so their verdicts stay ``unknown`` here.
 What is said instead is measured against source images that took no part in the reference.
@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ Regime = Literal["on support", "sparse", "dense near", "dense far"]
 REGIMES: tuple[Regime, ...] = get_args(Regime)
 """From the mildest to the hardest."""
 NEIGHBOURS = 5
+"""Several, because a single nearest one hangs on one image; few, because farther ones say little of the distance."""
 HALF = 0.5
 """From this share of off-support patches on, a shift is dense."""
 FAR = 1.5
@@ -122,6 +123,7 @@ def diagnose_model(model: nn.Module, source: Tensor | Iterable[Any], x_tgt: Tens
             f"The source images have shape {tuple(images.shape[1:])}, and the targets {tuple(x_tgt.shape[1:])}.",
             "Give images of the same size.",
         )
+    # Module by module: some people freeze part of a network in evaluation mode and train the rest.
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -133,6 +135,7 @@ def diagnose_model(model: nn.Module, source: Tensor | Iterable[Any], x_tgt: Tens
 
 
 def _diagnose(model: nn.Module, images: Tensor, x_tgt: Tensor) -> ModelDiagnosis:
+    # Every other one, not halves: source images may come sorted by class.
     reference, unseen = images[::2], images[1::2]
     own, far = _feature_distances(model, reference, [unseen, x_tgt])
     limit = _limit(own)
@@ -147,6 +150,7 @@ def _diagnose(model: nn.Module, images: Tensor, x_tgt: Tensor) -> ModelDiagnosis
 
 
 def _regime(distance: float, share: float, usual_share: float) -> Regime:
+    # By definition 5 % of source patches are off, and in some images more: only more than is usual counts.
     if distance <= 1 and share <= usual_share:
         return "on support"
     if share < HALF:
@@ -181,7 +185,7 @@ def _feature_distances(model: nn.Module, reference: Tensor, others: list[Tensor]
     spread, mean = torch.std_mean(base, 0)
     if spread.mean() <= 1e-6 * base.abs().mean():
         raise InputError("The network sees no difference between the source images.", "Give different images.")
-    spread = spread + 1e-3 * spread.mean()
+    spread = spread + 1e-3 * spread.mean()  # a feature that is dead on the source must not outweigh all others
     base = (base - mean) / spread
 
     def distances(x: Tensor) -> Tensor:
@@ -191,8 +195,15 @@ def _feature_distances(model: nn.Module, reference: Tensor, others: list[Tensor]
     return [batched(distances, x) for x in others]
 
 
+@runtime_checkable
+class _Adapting(Protocol):
+    """What an adapter declares; this room stands below the engine and knows adapters by no other sign."""
+
+    parameters_adapted: Any
+
+
 def _check_model(model: nn.Module) -> None:
-    if hasattr(model, "parameters_adapted"):
+    if isinstance(model, _Adapting):
         raise ModelError("This is an adapter, which would adapt to the source images.", "Pass adapted.model.")
     if not isinstance(model, nn.Module):
         raise ModelError(
