@@ -15,7 +15,7 @@ import offsupport
 from offsupport.cli.main import main
 from offsupport.cli.settings import parse_settings
 from offsupport.serving.folder import Prediction, csv_text
-from offsupport.serving.image_files import find_images
+from offsupport.serving.image_files import walk_images
 
 HERE = Path(__file__).parent
 
@@ -212,10 +212,10 @@ def test_files_are_found_in_one_order_whatever_the_file_system_says(tmp_path, mo
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     expected = ["B.jpg", "a.png", "b/10.png", "b/2.png", "c/d/e.png"]
-    assert find_images(tmp_path) == expected
+    assert walk_images(tmp_path) == expected
     usual = os.walk
     monkeypatch.setattr(os, "walk", lambda top: ((p, sorted(s, reverse=True), f) for p, s, f in usual(top)))
-    assert find_images(tmp_path) == expected
+    assert walk_images(tmp_path) == expected
 
 
 def test_no_cell_is_a_formula():

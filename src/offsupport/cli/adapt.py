@@ -13,7 +13,8 @@ from offsupport.cli.settings import parse_settings
 from offsupport.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from offsupport.serving import FolderResult, SourceModel
+    from offsupport.serving.folder import FolderResult
+    from offsupport.serving.source_model import SourceModel
 
 SHOWN = 10
 """So many predictions are printed; the file has them all."""
@@ -55,7 +56,7 @@ def adapt(
     """Adapt a model to a folder of images and predict them; images that cannot be read are named and left out."""
     import torch
 
-    from offsupport.serving import adapt_folder
+    from offsupport.serving.folder import adapt_folder
 
     settings = parse_settings(hyper, "--hyper", "lr=1e-3")
     _check_hyper(settings)

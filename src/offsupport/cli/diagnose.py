@@ -205,8 +205,8 @@ def _of_network(model: str, images: Path, source: Path | None, size: int | None,
     """Diagnose a folder of images under a network, write the numbers and the picture, and print them."""
     from offsupport.core.files import write_json
     from offsupport.diagnosis.network import save_figure
-    from offsupport.serving import SourceModel, diagnose_folder
-    from offsupport.serving.source_model import trained_on
+    from offsupport.serving.folder_diagnosis import diagnose_folder
+    from offsupport.serving.source_model import SourceModel, trained_on
     from offsupport.studies import models
 
     given = SourceModel(model, lambda: models.load_model(model, out), trained_on(model))

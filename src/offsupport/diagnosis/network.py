@@ -99,7 +99,7 @@ class ModelDiagnosis:
 
     def plot(self, images: int = 4) -> Figure:
         """Draw the first images and the map of their off-support patches."""
-        return draw(self, images)
+        return draw_diagnosis(self, images)
 
 
 def diagnose_model(model: nn.Module, source: Tensor | Iterable[Any], x_tgt: Tensor) -> ModelDiagnosis:
@@ -280,7 +280,7 @@ def _batches(source: Any) -> Iterator[Any]:
 # The picture of a network's diagnosis: each image beside the map of its off-support patches.
 
 
-def draw(found: ModelDiagnosis, images: int) -> Figure:
+def draw_diagnosis(found: ModelDiagnosis, images: int) -> Figure:
     """Draw the first ``images`` targets in the upper row, and below how unusual each patch is."""
     from matplotlib.figure import Figure
 

@@ -31,7 +31,7 @@ from offsupport.engine.adapter import Adapter
 from offsupport.engine.source_stats import SourceStats
 from offsupport.engine.state import model_sha256
 from offsupport.methods import METHODS, adapt, source_stats
-from offsupport.serving.image_files import ImageFiles, find_images, shuffle_files
+from offsupport.serving.image_files import ImageFiles, shuffle_files, walk_images
 from offsupport.serving.source_model import SourceModel, as_source_model
 
 SOURCE_IMAGES = 2000
@@ -180,11 +180,11 @@ def adapt_folder(
     _check_request(method, source, hyper, spell)
     _check_out(out, spell)
     names = _class_names(classes, source)
-    files = find_images(images)
+    files = walk_images(images)
     targets = ImageFiles(images, shuffle_files(files, seed, "images") if shuffle else files, size, given.side, spell)
     reference = None
     if source is not None:
-        some = shuffle_files(find_images(source), seed, "source")[:SOURCE_IMAGES]
+        some = shuffle_files(walk_images(source), seed, "source")[:SOURCE_IMAGES]
         reference = ImageFiles(source, some, size, given.side, spell)
     targets.first(1)  # the wrong size, or nothing to read, is said before a model is loaded or even trained
     network = given.load()

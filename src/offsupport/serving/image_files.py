@@ -18,7 +18,7 @@ from offsupport.data.folders import list_images
 from offsupport.data.pictures import read_picture
 
 
-def find_images(folder: Path) -> list[str]:
+def walk_images(folder: Path) -> list[str]:
     """Return the image files in a folder and all folders below it, as sorted relative paths; hidden ones aside."""
     if not folder.is_dir():
         raise DataMissingError(f"{folder} is not a folder.", "Give the folder that holds the images.")
