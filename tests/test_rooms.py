@@ -1,8 +1,12 @@
-"""How the package is built: imports go one way, nothing unsafe is called, files stay short, starting is quick."""
+"""How the package is built: imports go one way, a file is an idea, nothing unsafe is called, starting is quick."""
 
 import ast
+import functools
+import importlib
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,32 +15,20 @@ import offsupport
 
 ROOT = Path(offsupport.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+ARCHITECTURE = Path(__file__).parents[1] / "docs" / "architecture.md"
 
-# Each room, and the rooms it may import; every room may import core and itself.
-ENGINE = {"functional", "nn", "augment"}
-STUDIES = {*ENGINE, "engine", "methods", "latent", "theory", "diagnosis", "data", "training", "zoo", "evaluation"}
-MAY_IMPORT = {
-    "core": set(),
-    "functional": set(),
-    "nn": {"functional", "zoo"},
-    "augment": {"functional"},
-    "engine": ENGINE,
-    "methods": ENGINE | {"engine"},
-    "latent": {"functional"},
-    "theory": {"functional", "latent"},
-    "diagnosis": {"nn"},
-    "data": set(),
-    "serving": ENGINE | {"engine", "methods", "diagnosis", "data", "zoo", "studies"},
-    "training": {"nn", "data", "functional", "augment", "zoo"},
-    "zoo": set(),
-    "evaluation": {"functional", "engine"},
-    "bench": set(),
-    "results": set(),
-    "studies": STUDIES | {"bench", "results"},
-    "report": {"results", "studies", "bench", "theory"},
-    "testing": ENGINE | {"engine", "methods", "data"},
-    "cli": STUDIES | {"bench", "results", "studies", "report", "testing", "serving"},
-}
+
+def part(name):
+    """Return what stands between two marks of the page for people: it is the rule, and these tests keep it."""
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    return re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", text, re.DOTALL)[1]
+
+
+@functools.cache
+def may_import():
+    """Return for each room the rooms it may import, beside core and itself."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part("rooms").splitlines()[2:]]
+    return {name.strip("`"): {room.strip() for room in rooms.split(",") if room.strip()} for name, _, rooms in rows}
 
 
 def room(path):
@@ -60,11 +52,95 @@ def test_imports_go_one_way(path):
     if here in ("__init__", "__main__"):
         return
     rooms = {name.split(".")[1] for name in imported(ast.parse(path.read_text())) if "." in name} - {"__version__"}
-    assert rooms <= MAY_IMPORT[here] | {"core", here}
+    assert rooms <= may_import()[here] | {"core", here}
 
 
-def test_every_room_stands_in_the_table():
-    assert {room(path) for path in FILES} - {"__init__", "__main__"} <= set(MAY_IMPORT)
+def test_every_room_stands_in_the_table_and_in_the_picture():
+    rooms = {room(path) for path in FILES} - {"__init__", "__main__"}
+    assert rooms == set(may_import())
+    assert sorted(re.findall(r"\w+", part("picture").replace("```text", ""))) == sorted(rooms)
+
+
+def test_in_the_picture_a_room_stands_above_all_that_it_may_import():
+    height = {name: -row for row, line in enumerate(part("picture").splitlines()) for name in re.findall(r"\w+", line)}
+    for name, below in may_import().items():
+        assert all(height[other] < height[name] for other in below | ({"core"} - {name})), name
+
+
+def module(path):
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@functools.cache
+def edges():
+    """Return for each module the modules of the package it imports: deferred or not, and for type checkers, too.
+
+    The top of the package is nobody's import: it names everything there is, and loads it when asked for.
+    """
+    trees = {module(path): ast.parse(path.read_text()) for path in FILES}
+    found = {}
+    for name, tree in trees.items():
+        parts = ((full, full.rpartition(".")[0]) for full in imported(tree))
+        targets = {full if full in trees else owner for full, owner in parts}
+        found[name] = {target for target in targets if target in trees} - {name, "offsupport"}
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle():
+    left = dict(edges())
+    # Files that import nothing that is left cannot be part of a circle; what remains in the end is one.
+    while free := [name for name, needed in left.items() if not needed & set(left)]:
+        for name in free:
+            del left[name]
+    assert not left
+
+
+KINDS_OF_FILES = {
+    "methods/": "a method",
+    "studies/paper/": "a table",
+    "studies/ours/": "a study",
+    "cli/": "a verb",
+    "data/corruptions/": "a family of corruptions",
+    "training/": "an objective of training",
+}
+"""Folders whose files may have one importer, which is where they are registered."""
+ALONE = {
+    "bench/ray_cluster.py": "imported when a cluster is asked for: Ray is an extra",
+    "theory/picture.py": "imported when something is drawn: matplotlib takes a second",
+    "report/demo_page.py": "imported when the demo ends: a page of its own",
+    "data/checking.py": "imported by the verb that checks: no other reader needs it",
+    "testing/promises.py": "the contract itself, a promise per function; the package above it is the public face",
+    "diagnosis/patches.py": "how unusual a patch is: mathematics of its own, beside what is said of an image",
+    "engine/sparsity.py": "the constraint that +sc puts on any method; importing it makes the names known",
+    "nn/lora.py": "a layer type: it stands with the networks, and the constraint is its user",
+    "nn/vit.py": "a network: the encoder of masked autoencoders",
+    "core/weights.py": "reading weights of others without running code: a promise with tests of its own",
+    "theory/ranking.py": "public: how well a score ranks shifts",
+    "data/order.py": "in which order images come, apart from where they come from",
+    "data/streams.py": "public as offsupport.data.stream, which is what its users import",
+    "latent/extrapolator/manifold.py": "Theorem 1 with finite C: mathematics of its own",
+    "report/provenance.py": "what a click on a number opens",
+    "report/tables.py": "the tables of a run, apart from the page they stand on",
+}
+"""Files with one importer that are none of these kinds, and why they stand alone."""
+MOST_ALONE = 53
+
+
+def with_one_importer():
+    users = Counter(target for targets in edges().values() for target in targets)
+    plain = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
+    return [path.relative_to(ROOT).as_posix() for path in plain if users[module(path)] == 1]
+
+
+def test_a_file_with_one_importer_is_of_a_kind_that_stands_alone():
+    others = [name for name in with_one_importer() if not name.startswith(tuple(KINDS_OF_FILES))]
+    assert not set(others) - set(ALONE), "part of the idea of its importer, or a kind to be named"
+    assert not set(ALONE) - set(others), "no exception any more"
+
+
+def test_few_files_have_one_importer():
+    assert len(with_one_importer()) <= MOST_ALONE
 
 
 def test_no_drawers_for_odds_and_ends():
@@ -152,3 +228,57 @@ def test_public_names_resolve_and_unknown_ones_do_not():
         assert getattr(offsupport, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'adaptt'"):
         _ = offsupport.adaptt
+
+
+PUBLIC_IN_0_2 = {
+    "offsupport": """OffsupportError adapt bench data diagnose_model evaluate functional latent list_methods
+        load_adapted load_model methods nn source_stats testing theory""",
+    "offsupport.augment": """OPERATIONS Draw Operation Policy color_jitter flip grayscale random_augment
+        random_resized_crop simclr_view simclr_views weak_views""",
+    "offsupport.bench": """KINDS AdaptConfig Cell EpisodeConfig Executor GuaranteeConfig Invalid Job Kind LatentConfig
+        LikelihoodConfig Local Outcome Place RadiusConfig Record Store Summary expand run_cells""",
+    "offsupport.data": """ALL EXTRA GROUPS STANDARD Arrays Batch Dataset Stream contact_sheet corrupt list_datasets load
+        stream stream_arrays""",
+    "offsupport.data.corruptions": """ALL CORRUPTIONS EXTRA GROUPS SETS STANDARD blur contact_sheet corrupt digital
+        extra max_severity noise parameter_set weather""",
+    "offsupport.functional": """Moments as_rows coral distillation_loss effective_rank entropy gaussian_kl
+        marginal_entropy mean_and_covariance mean_gap mean_prediction mutual_information nt_xent self_training_loss
+        soft_threshold symmetric_diagonal_kl symmetric_gaussian_kl update_class_moments update_moments wilson""",
+    "offsupport.latent": "Draws Extrapolator Imsda OnlySource Process TrimmedNN Vae draw preset",
+    "offsupport.methods": """METHODS Adapter BatchConfig MethodConfig MethodInfo Options SourceStats StepConfig adapt
+        list_methods load_adapted register""",
+    "offsupport.nn": """MaeConfig MaskedAutoencoder Masking Normalized ResNet WithProjection adopt_batch_norm
+        affine_parameters build_network draw_masks group_norm load_mae load_model mae norm_layers projected
+        projection_head resnet18 resnet26 resnet50""",
+    "offsupport.testing": "CHECKS NETWORKS Case check_memory check_method contract refusal toy_images train",
+    "offsupport.theory": """Condition Diagnosis ModelDiagnosis R2Table RankCorrelation Verdict accuracy diagnose
+        diagnose_model r2_table rank_correlation spread_ratio""",
+    "offsupport.training": "Recipe digits_model list_recipes read_recipe train train_on_the_spot",
+}
+MOVED = {
+    **dict.fromkeys(
+        (
+            *("offsupport.bench.AdaptConfig", "offsupport.bench.EpisodeConfig", "offsupport.bench.GuaranteeConfig"),
+            *("offsupport.bench.LatentConfig", "offsupport.bench.LikelihoodConfig", "offsupport.bench.RadiusConfig"),
+            "offsupport.bench.expand",
+        ),
+        "offsupport.studies",
+    ),
+    "offsupport.theory.ModelDiagnosis": "offsupport.diagnosis",
+    "offsupport.theory.diagnose_model": "offsupport.diagnosis",
+    "offsupport.data.corruptions.contact_sheet": "offsupport.data",
+}
+"""Public names of 0.2 that have moved, and where they are now."""
+NAMES = [(room, name) for room, names in PUBLIC_IN_0_2.items() for name in names.split()]
+
+
+@pytest.mark.parametrize(("room", "name"), NAMES, ids=lambda part: part)
+def test_public_names_of_the_last_version_work_and_say_where_they_have_moved(room, name):
+    place = importlib.import_module(room)
+    now = MOVED.get(f"{room}.{name}")
+    if now is None:
+        assert getattr(place, name) is not None
+        return
+    with pytest.warns(DeprecationWarning, match=f"import it from {now}"):
+        found = getattr(place, name)
+    assert found is getattr(importlib.import_module(now), name)

@@ -13,6 +13,7 @@ from offsupport.core.version import __version__ as __version__
 _PUBLIC = {
     "OffsupportError": "offsupport.core.errors",
     "adapt": "offsupport.methods",
+    "adapt_folder": "offsupport.serving",
     "diagnose_model": "offsupport.diagnosis.network",
     "evaluate": "offsupport.evaluation",
     "list_methods": "offsupport.methods",
@@ -23,7 +24,7 @@ _PUBLIC = {
     "register_method": "offsupport.methods",
     "source_stats": "offsupport.methods",
 }
-_ROOMS = ("bench", "data", "functional", "latent", "methods", "nn", "testing", "theory")
+_ROOMS = ("bench", "data", "functional", "latent", "methods", "nn", "serving", "testing", "theory")
 
 if TYPE_CHECKING:
     from offsupport import bench as bench
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from offsupport import latent as latent
     from offsupport import methods as methods
     from offsupport import nn as nn
+    from offsupport import serving as serving
     from offsupport import testing as testing
     from offsupport import theory as theory
     from offsupport.core.errors import OffsupportError as OffsupportError
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from offsupport.engine.registry import source_stats as source_stats
     from offsupport.evaluation import evaluate as evaluate
     from offsupport.nn.loading import load_model as load_model
+    from offsupport.serving.folder import adapt_folder as adapt_folder
 
 __all__ = ["__version__", *_PUBLIC, *_ROOMS]
 

@@ -13,8 +13,9 @@ from PIL import Image
 
 import offsupport
 from offsupport.cli.main import main
-from offsupport.cli.settings import read_settings
-from offsupport.serving.folder import Prediction, csv_text, find_images
+from offsupport.cli.settings import parse_settings
+from offsupport.serving.folder import Prediction, csv_text
+from offsupport.serving.image_files import walk_images
 
 HERE = Path(__file__).parent
 
@@ -211,10 +212,10 @@ def test_files_are_found_in_one_order_whatever_the_file_system_says(tmp_path, mo
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     expected = ["B.jpg", "a.png", "b/10.png", "b/2.png", "c/d/e.png"]
-    assert find_images(tmp_path) == expected
+    assert walk_images(tmp_path) == expected
     usual = os.walk
     monkeypatch.setattr(os, "walk", lambda top: ((p, sorted(s, reverse=True), f) for p, s, f in usual(top)))
-    assert find_images(tmp_path) == expected
+    assert walk_images(tmp_path) == expected
 
 
 def test_no_cell_is_a_formula():
@@ -235,6 +236,6 @@ def test_a_name_that_is_no_unicode_can_be_written():
 
 
 def test_settings_have_types():
-    found = read_settings(["a=1", "b=1e-3", "c=.5", "d=true", "e=None", "f=sgd", "g=x=y"], "--hyper", "lr=1")
+    found = parse_settings(["a=1", "b=1e-3", "c=.5", "d=true", "e=None", "f=sgd", "g=x=y"], "--hyper", "lr=1")
     assert found == {"a": 1, "b": 1e-3, "c": 0.5, "d": True, "e": None, "f": "sgd", "g": "x=y"}
     assert isinstance(found["a"], int)

@@ -89,8 +89,8 @@ def test_source_images_that_are_no_squares_need_a_size(folders, tmp_path):
 
 
 def test_the_embedded_digits_have_one_size(tmp_path, monkeypatch):
-    monkeypatch.setattr("offsupport.studies.models.load_model", lambda name, folder: made())
-    monkeypatch.setattr("offsupport.serving.folder.MOST_SOURCE", 40)
+    monkeypatch.setattr("offsupport.studies.models.source_model", lambda name, folder: made())
+    monkeypatch.setattr("offsupport.serving.folder_diagnosis.MOST_SOURCE", 40)
     write_images(tmp_path / "target", [(32, 32)])
     options = ["diagnose", "--model", "digits-small", "--images", str(tmp_path / "target"), "--out", str(tmp_path)]
     result = CliRunner().invoke(app, [*options, "--size", "48"])

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from offsupport.cli.output import JSON, emit_json, emit_table, say
-from offsupport.cli.settings import read_settings
+from offsupport.cli.output import JSON, as_option, emit_json, emit_table, say
+from offsupport.cli.settings import parse_settings
 from offsupport.core.errors import ConfigError
 
-DEFAULT_OUT = Path("predictions.csv")
+if TYPE_CHECKING:
+    from offsupport.serving.folder import FolderResult
+    from offsupport.serving.source_model import SourceModel
+
 SHOWN = 10
 """So many predictions are printed; the file has them all."""
+OWN_OPTIONS = (
+    *("batch_size", "classes", "episodic", "images", "method", "model"),
+    *("out", "preset", "seed", "shuffle", "size", "source"),
+)
+"""What belongs to an option of its own and not behind --hyper: the arguments of adapt_folder() beside it."""
+NEEDS_PYTHON = ("logits", "inplace", "spell")
 
 
 def adapt(
@@ -22,7 +32,9 @@ def adapt(
     ),
     images: Path = typer.Option(..., help="Folder of the images to predict; folders inside it count."),
     method: str = typer.Option(..., help="How to adapt: a name of `offsupport list methods`, also with +sc."),
-    out: Path = typer.Option(DEFAULT_OUT, help="The predictions; what else is known goes beside it as .json."),
+    out: Path = typer.Option(
+        Path("predictions.csv"), help="The predictions; what else is known goes beside it as .json."
+    ),
     batch_size: int = typer.Option(64, min=1, help="Images per batch: what the model adapts to at a time."),
     hyper: list[str] = typer.Option(
         [], help="Hyper-parameter as name=value; may be repeated. Also window, collapse, head."
@@ -42,39 +54,55 @@ def adapt(
     json: bool = JSON,
 ) -> None:
     """Adapt a model to a folder of images and predict them; images that cannot be read are named and left out."""
-    from offsupport.core.files import require_folder, write_json, write_text
-    from offsupport.serving.folder import Request, csv_text, run
+    import torch
 
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder.", f"Name a file: --out {out / DEFAULT_OUT.name}.")
-    request = Request(
-        model=model, images=images, method=method, batch_size=batch_size, preset=preset, source=source, size=size,
-        network=network, normalization=normalization, classes=classes, shuffle=shuffle, episodic=episodic, seed=seed,
-        threads=threads, hyper=read_settings(hyper, "--hyper", "lr=1e-3"), folder=out.parent,
+    from offsupport.serving.folder import adapt_folder
+
+    settings = parse_settings(hyper, "--hyper", "lr=1e-3")
+    _check_hyper(settings)
+    torch.set_num_threads(threads)
+    result = adapt_folder(
+        _source_model(model, network, normalization, out.parent), images, method, out=out, batch_size=batch_size,
+        preset=preset, source=source, size=size, classes=classes, shuffle=shuffle, episodic=episodic, seed=seed,
+        spell=as_option, **settings,
     )  # fmt: skip
-    require_folder(out.parent)
-    predictions, about, diagnosis = run(request)
-    write_text(out, csv_text(predictions))
-    write_json(out.with_suffix(".json"), about)
-    if diagnosis is not None:
-        from offsupport.cli.diagnose import save_picture
-
-        save_picture(diagnosis, out.with_suffix(""))
-    for note in about["notes"]:
+    for note in result.notes:
         say(note)
     if json:
-        emit_json({"out": str(out), **about, "predictions": [row.values() for row in predictions]})
+        emit_json({"out": str(out), **result.to_dict(), "predictions": [row.values() for row in result.predictions]})
         return
-    _show(predictions, about)
-    if diagnosis is not None:
-        typer.echo(str(diagnosis))
+    _show(result)
     say(f"Predictions: {out}, and all about them: {out.with_suffix('.json')}")
 
 
-def _show(predictions: list[Any], about: dict[str, Any]) -> None:
+def _check_hyper(settings: Mapping[str, Any]) -> None:
+    for name in settings:
+        if name in OWN_OPTIONS:
+            raise ConfigError(f"--hyper cannot set {name!r}.", f"Use --{name.replace('_', '-')}.")
+        if name in NEEDS_PYTHON:
+            raise ConfigError(f"--hyper cannot set {name!r}.", "Use offsupport.adapt in Python.")
+
+
+def _source_model(name: str, network: str | None, normalization: str | None, folder: Path) -> SourceModel:
+    """Return the source model by any of its names; one that is trained on the spot is kept in the folder."""
+    from offsupport.nn.loading import load_model
+    from offsupport.serving.source_model import SourceModel, trained_on
+    from offsupport.studies import models
+
+    if network is None and normalization is None:
+        return SourceModel(name, lambda: models.source_model(name, folder), trained_on(name))
+    if not name.startswith("file:"):
+        raise ConfigError(f"{name} says itself which network it is.", "Leave --network and --normalization out.")
+    return SourceModel(name, lambda: load_model(name, network=network, normalization=normalization))
+
+
+def _show(result: FolderResult) -> None:
     """Print the first predictions, and what happened on the way."""
-    rows = [[p.file, f"{p.label} {p.name}".strip(), f"{p.confidence:.3f}", p.guard] for p in predictions[:SHOWN]]
-    title = f"{about['method']}: {len(predictions)} images, the first {len(rows)}"
+    shown = result.predictions[:SHOWN]
+    rows = [[p.file, f"{p.label} {p.name}".strip(), f"{p.confidence:.3f}", p.guard] for p in shown]
+    title = f"{result.method}: {len(result.predictions)} images, the first {len(rows)}"
     emit_table(title, ["file", "class", "confidence", "guard"], rows, text_columns=2)
-    events = ", ".join(f"{name} {count}" for name, count in about["events"].items() if count)
+    events = ", ".join(f"{name} {count}" for name, count in result.events.items() if count)
     typer.echo(f"guard: {events or 'nothing to do'}")
+    if result.diagnosis is not None:
+        typer.echo(str(result.diagnosis))

@@ -1,4 +1,7 @@
-"""``offsupport diagnose``: is this shift recoverable? The numbers, the verdict and a picture."""
+"""``offsupport diagnose``: is this shift recoverable? The numbers, the verdict and a picture.
+
+Of a process of the synthetic study, of arrays in files, or of a network and a folder of images.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from offsupport.cli.output import JSON, emit_json, emit_table, say
-from offsupport.cli.settings import read_settings
-from offsupport.core.errors import ConfigError, DataMissingError, FileError, InputError
+from offsupport.cli.output import JSON, as_option, emit_json, emit_table, say
+from offsupport.cli.settings import parse_settings
+from offsupport.core.errors import ConfigError, DataMissingError, FileError
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor, nn
 
-    from offsupport.theory import Diagnosis, ModelDiagnosis
-
+    from offsupport.theory import Diagnosis
 
 DEFAULT_OUT = Path("runs/diagnose")
 OF_NETWORKS = {"model", "images", "source", "size", "out", "json"}
@@ -52,7 +53,9 @@ def diagnose(
     """
     if model is not None or images is not None:
         _refuse(context, set(context.params) - OF_NETWORKS, "a network")
-        diagnose_images(model, images, source, size, out, json)
+        if model is None or images is None:
+            raise ConfigError("A network and its images come together.", "Give --model and --images.")
+        _of_network(model, images, source, size, out, json)
         return
     _refuse(context, {"size"}, "a process or arrays")
     if source is not None or labels is not None or target is not None:
@@ -60,7 +63,7 @@ def diagnose(
             raise ConfigError("Your own arrays come in three files.", "Give --source, --labels and --target.")
         shown, data = _of_arrays(source, labels, target, shift)
     else:
-        changes = read_settings(set_, "--set", "radius=9")
+        changes = parse_settings(set_, "--set", "radius=9")
         shown, data = _of_process(preset, process, changes, distance, range(seed, seed + runs))
     _save(shown[0], data, out)
     if json:
@@ -137,13 +140,11 @@ def _of_arrays(source: Path, labels: Path, target: Path, shift: str) -> tuple[li
 
 def _save(first: Diagnosis, data: dict[str, Any], out: Path) -> None:
     """Write the numbers and the picture, each whole or not at all."""
-    from offsupport.core.files import atomic, write_json
+    from offsupport.core.files import write_json
+    from offsupport.diagnosis.network import save_figure
 
     write_json(out / "diagnosis.json", data)
-    figure = first.plot()
-    for kind in ("png", "svg"):
-        with atomic(out / f"diagnosis.{kind}") as file:
-            figure.savefig(file, format=kind, dpi=120)
+    save_figure(first.plot(), out / "diagnosis")
 
 
 def _tabulate_targets(data: dict[str, Any]) -> None:
@@ -197,105 +198,33 @@ def _numbers(results: list[Diagnosis]) -> dict[str, list[float]]:
     return {name: values for name, values in found.items() if values}
 
 
-# ``offsupport diagnose --model M --images DIR``: how far from the source, where in the image, which kind of shift.
+# A network and a folder of images: --model M --images DIR.
 
 
-ONE_SIZE = "Bring all images to one square size: --size N."
-
-
-def diagnose_images(
-    model: str | None, images: Path | None, source: Path | None, size: int | None, out: Path, as_json: bool
-) -> None:
-    """Diagnose a folder of images under a network and write the numbers and the picture.
-
-    Args:
-        model: Name of the network.
-        images: Folder of target images.
-        source: Folder of source images; None for the data a model of the zoo was trained on, where that is embedded.
-        size: Side that all images are brought to; None for that of the autoencoder in the network, or of the source.
-        out: Folder for diagnosis.json, diagnosis.png and diagnosis.svg.
-        as_json: Whether the numbers go to standard output as JSON.
-    """
-    if model is None or images is None:
-        raise ConfigError("A network and its images come together.", "Give --model and --images.")
+def _of_network(model: str, images: Path, source: Path | None, size: int | None, out: Path, as_json: bool) -> None:
+    """Diagnose a folder of images under a network, write the numbers and the picture, and print them."""
     from offsupport.core.files import write_json
-    from offsupport.diagnosis import diagnose_model
-    from offsupport.studies.models import source_model
+    from offsupport.diagnosis.network import save_figure
+    from offsupport.serving.folder_diagnosis import diagnose_folder
+    from offsupport.serving.source_model import SourceModel, trained_on
+    from offsupport.studies import models
 
-    network = source_model(model, out)
-    reference = _source(model, source, _own_side(network) if size is None else size)
-    from offsupport.serving.folder import MOST_TARGETS
-
-    targets, names = _folder(images, reference.shape[-1], MOST_TARGETS)
-    found = diagnose_model(network, reference, targets)
-    data = {"model": model, "images": names, **found.to_dict()}
-    write_json(out / "diagnosis.json", data)
-    save_picture(found, out / "diagnosis")
+    given = SourceModel(model, lambda: models.source_model(model, out), trained_on(model))
+    result = diagnose_folder(given, images, source=source, size=size, spell=as_option)
+    found = result.diagnosis
+    write_json(out / "diagnosis.json", result.to_dict())
+    save_figure(found.plot(), out / "diagnosis")
     if as_json:
-        emit_json(data)
+        emit_json(result.to_dict())
     else:
+        numbers = (found.distance.tolist(), found.quantile.tolist(), found.share.tolist())
         rows = [
             [name, kind, f"{d:.2f}", f"{q:.2f}", f"{s:.0%}"]
-            for name, kind, d, q, s in zip(
-                names, found.regime, found.distance.tolist(), found.quantile.tolist(), found.share.tolist(), strict=True
-            )
+            for name, kind, d, q, s in zip(result.images, found.regime, *numbers, strict=True)
         ]
         emit_table(model, ["image", "regime", "distance", "quantile", "patches off"], rows)
         typer.echo(str(found))
     say(f"picture: {out / 'diagnosis.png'}")
-
-
-def save_picture(found: ModelDiagnosis, path: Path) -> None:
-    """Write the picture of a diagnosis as ``path.png`` and ``path.svg``, each whole or not at all."""
-    from offsupport.core.files import atomic
-
-    figure = found.plot()
-    for kind in ("png", "svg"):
-        with atomic(path.with_name(f"{path.name}.{kind}")) as file:
-            figure.savefig(file, format=kind, dpi=120)
-
-
-def _own_side(network: nn.Module) -> int | None:
-    """Return the side of the images that the autoencoder in a network takes; None where there is none."""
-    from offsupport.nn import MaskedAutoencoder
-
-    sides = (module.config.image for module in network.modules() if isinstance(module, MaskedAutoencoder))
-    return next(sides, None)
-
-
-def _source(model: str, folder: Path | None, side: int | None) -> Tensor:
-    """Return square source images: those of the folder, or the embedded ones."""
-    if folder is not None:
-        from offsupport.serving.folder import MOST_SOURCE
-
-        found = _folder(folder, side, MOST_SOURCE)[0]
-        if found.shape[2] != found.shape[3]:
-            raise InputError(f"The images in {folder} are {found.shape[3]}x{found.shape[2]}.", ONE_SIZE)
-        return found
-    from offsupport.serving.folder import embedded_source
-
-    found = embedded_source(model)
-    if side not in (None, found.shape[-1]):
-        raise ConfigError(
-            f"The embedded digits have {found.shape[-1]} pixels along a side, not {side}.",
-            "Leave --size out, or give a folder of source images: --source DIR.",
-        )
-    return found
-
-
-def _folder(folder: Path, size: int | None, most: int) -> tuple[Tensor, list[str]]:
-    """Return the images of a folder and their names, resized and cropped to one size where one is given."""
-    import numpy as np
-
-    from offsupport.data.folders import open_folder
-
-    found = open_folder(folder, size)
-    rows = np.linspace(0, len(found) - 1, min(len(found), most)).astype(int)
-    try:
-        pixels = found.tensor(rows)
-    except InputError as error:
-        raise InputError(error.message, ONE_SIZE) from error
-    return pixels, [Path(found.files[row]).name for row in rows]
 
 
 # Arrays from files a person has: .npy, or .csv with or without a header line. Loading never executes code.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
+import threading
 
 import typer
 
@@ -57,8 +59,8 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 
 def main() -> None:
     """Run a verb; a mistake of the user's is a sentence and an exit code, never a traceback."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupted)
+    _listen_to_interrupts()
+    _print_any_name()
     try:
         app()
     except OffsupportError as error:
@@ -74,3 +76,17 @@ def main() -> None:
             raise
         sys.stderr.write("offsupport: interrupted; the same command again goes on from what is done\n")
         sys.exit(INTERRUPTED)
+
+
+def _listen_to_interrupts() -> None:
+    """Let Ctrl-C raise the class of our own; who ignores or handles it already goes on doing so."""
+    in_main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
+    if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupted)
+
+
+def _print_any_name() -> None:
+    """Never fail over a character: names of files may hold what a terminal, or a pipe on Windows, cannot encode."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

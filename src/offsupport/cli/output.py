@@ -55,3 +55,13 @@ def emit_in_parts(title: str, columns: Sequence[str], rows: Sequence[Sequence[st
 def say(text: str) -> None:
     """Print a line for the person watching, on standard error."""
     sys.stderr.write(text + "\n")
+
+
+def as_option(name: str, value: str) -> str:
+    """Write an argument as a person at the command line would, for remedies of the library.
+
+    Example:
+        >>> as_option("size", "32"), as_option("shuffle", "")
+        ('--size 32', '--shuffle')
+    """
+    return f"--{name.replace('_', '-')} {value}".rstrip()

@@ -12,7 +12,7 @@ from offsupport.core.errors import ConfigError
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
-def read_settings(texts: Sequence[str], option: str, example: str) -> dict[str, Any]:
+def parse_settings(texts: Sequence[str], option: str, example: str) -> dict[str, Any]:
     """Return the settings by name; of one that is given twice, the last.
 
     Args:
@@ -21,7 +21,7 @@ def read_settings(texts: Sequence[str], option: str, example: str) -> dict[str, 
         example: What one looks like, for the remedy.
 
     Example:
-        >>> read_settings(["lr=1e-3", "optimizer=sgd", "gates=False"], "--hyper", "lr=1e-3")
+        >>> parse_settings(["lr=1e-3", "optimizer=sgd", "gates=False"], "--hyper", "lr=1e-3")
         {'lr': 0.001, 'optimizer': 'sgd', 'gates': False}
     """
     found: dict[str, Any] = {}

@@ -38,7 +38,7 @@ def train(
         card = run(recipe, data, folder, seed, team, advance)
     if not team.leads:
         return
-    draw(card, folder)
+    draw_curves(card, folder)
     if json:
         emit_json(card)
         return
@@ -52,7 +52,7 @@ def _silent(units: int = 1, note: str = "") -> None:
     """Only one process of several speaks."""
 
 
-def draw(card: dict[str, Any], folder: Path) -> None:
+def draw_curves(card: dict[str, Any], folder: Path) -> None:
     """Write the learning curves of a finished run as ``curves.svg``."""
     from offsupport.core.files import write_text
     from offsupport.report import figures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class OffsupportError(Exception):
@@ -78,3 +78,17 @@ def nearest(name: str, known: Iterable[str], beside: Iterable[str] = ()) -> str:
     if close:
         return f"Did you mean {spelt[close[0]]!r}?"
     return f"Known: {', '.join(known)}." if known else "It takes none."
+
+
+Spelling = Callable[[str, str], str]
+"""How a remedy writes an argument with a value: as a keyword for Python, as an option for the command line."""
+
+
+def as_keyword(name: str, value: str) -> str:
+    """Write an argument as a line of Python would; no value stands for True.
+
+    Example:
+        >>> as_keyword("size", "32")
+        'size=32'
+    """
+    return f"{name}={value or True}"

@@ -1,4 +1,4 @@
-"""Is this shift recoverable, asked of a deep network and images: how far, where, and of which kind.
+"""Is this shift recoverable, asked of a deep network and images: how far, where, and of which kind; and its picture.
 
 The theorems speak of a generating process that nobody knows for photographs, so their verdicts stay ``unknown`` here.
 What is said instead is measured against source images that took no part in the reference.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from offsupport.core.errors import InputError, ModelError
+from offsupport.core.files import atomic
 from offsupport.diagnosis.patches import LEVEL, batched, judge_patches, patch_score
 from offsupport.nn.inspect import capture_input, device_and_dtype, find_head
 from offsupport.nn.normalized import ROOM
@@ -27,11 +29,14 @@ Regime = Literal["on support", "sparse", "dense near", "dense far"]
 REGIMES: tuple[Regime, ...] = get_args(Regime)
 """From the mildest to the hardest."""
 NEIGHBOURS = 5
+"""Several, because a single nearest one hangs on one image; few, because farther ones say little of the distance."""
 HALF = 0.5
 """From this share of off-support patches on, a shift is dense."""
 FAR = 1.5
 """A dense shift is far when features lie so many times farther off than the source's own at :data:`LEVEL`."""
 FEWEST = 40
+MOST_SOURCE, MOST_TARGETS = 400, 200
+"""What looks at folders of images takes so many of them: more hardly move a threshold, and cost minutes."""
 ALIKE = 1e-2
 """Unseen source images that lie so close to the reference, in deviations of its features, are copies of it."""
 
@@ -94,7 +99,7 @@ class ModelDiagnosis:
 
     def plot(self, images: int = 4) -> Figure:
         """Draw the first images and the map of their off-support patches."""
-        return draw(self, images)
+        return draw_diagnosis(self, images)
 
 
 def diagnose_model(model: nn.Module, source: Tensor | Iterable[Any], x_tgt: Tensor) -> ModelDiagnosis:
@@ -118,6 +123,7 @@ def diagnose_model(model: nn.Module, source: Tensor | Iterable[Any], x_tgt: Tens
             f"The source images have shape {tuple(images.shape[1:])}, and the targets {tuple(x_tgt.shape[1:])}.",
             "Give images of the same size.",
         )
+    # Module by module: some people freeze part of a network in evaluation mode and train the rest.
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -129,6 +135,7 @@ def diagnose_model(model: nn.Module, source: Tensor | Iterable[Any], x_tgt: Tens
 
 
 def _diagnose(model: nn.Module, images: Tensor, x_tgt: Tensor) -> ModelDiagnosis:
+    # Every other one, not halves: source images may come sorted by class.
     reference, unseen = images[::2], images[1::2]
     own, far = _feature_distances(model, reference, [unseen, x_tgt])
     limit = _limit(own)
@@ -143,6 +150,7 @@ def _diagnose(model: nn.Module, images: Tensor, x_tgt: Tensor) -> ModelDiagnosis
 
 
 def _regime(distance: float, share: float, usual_share: float) -> Regime:
+    # By definition 5 % of source patches are off, and in some images more: only more than is usual counts.
     if distance <= 1 and share <= usual_share:
         return "on support"
     if share < HALF:
@@ -177,7 +185,7 @@ def _feature_distances(model: nn.Module, reference: Tensor, others: list[Tensor]
     spread, mean = torch.std_mean(base, 0)
     if spread.mean() <= 1e-6 * base.abs().mean():
         raise InputError("The network sees no difference between the source images.", "Give different images.")
-    spread = spread + 1e-3 * spread.mean()
+    spread = spread + 1e-3 * spread.mean()  # a feature that is dead on the source must not outweigh all others
     base = (base - mean) / spread
 
     def distances(x: Tensor) -> Tensor:
@@ -187,8 +195,15 @@ def _feature_distances(model: nn.Module, reference: Tensor, others: list[Tensor]
     return [batched(distances, x) for x in others]
 
 
+@runtime_checkable
+class _Adapting(Protocol):
+    """What an adapter declares; this room stands below the engine and knows adapters by no other sign."""
+
+    parameters_adapted: Any
+
+
 def _check_model(model: nn.Module) -> None:
-    if hasattr(model, "parameters_adapted"):
+    if isinstance(model, _Adapting):
         raise ModelError("This is an adapter, which would adapt to the source images.", "Pass adapted.model.")
     if not isinstance(model, nn.Module):
         raise ModelError(
@@ -265,7 +280,7 @@ def _batches(source: Any) -> Iterator[Any]:
 # The picture of a network's diagnosis: each image beside the map of its off-support patches.
 
 
-def draw(found: ModelDiagnosis, images: int) -> Figure:
+def draw_diagnosis(found: ModelDiagnosis, images: int) -> Figure:
     """Draw the first ``images`` targets in the upper row, and below how unusual each patch is."""
     from matplotlib.figure import Figure
 
@@ -287,3 +302,11 @@ def draw(found: ModelDiagnosis, images: int) -> Figure:
     figure.colorbar(shown, ax=axes[1, :].tolist(), label="place among source patches", shrink=0.8)
     figure.suptitle(f"Off-support patches (crosses), by {found.measure}", fontsize=10)
     return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as ``path.png`` and ``path.svg``, each whole or not at all."""
+    for kind in ("png", "svg"):
+        # Not with_suffix, which would take what follows a dot in the name for one.
+        with atomic(path.with_name(f"{path.name}.{kind}")) as file:
+            figure.savefig(file, format=kind, dpi=120)

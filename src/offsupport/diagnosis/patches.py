@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +12,8 @@ from offsupport.core.errors import ModelError
 from offsupport.core.seeds import derive_seed
 from offsupport.nn.mae import Inside, MaskedAutoencoder, Masking, mask_by_noise, visible_patches
 
-if TYPE_CHECKING:
-    pass
-
-
 PATCH_RATIO = 0.75
+"""Share of patches that is removed, as the autoencoders were trained with."""
 ROUNDS = 2
 """How often the patches are dealt out anew; within a round every patch is visible once and removed three times."""
 SMALLEST, LARGEST = 8, 32
@@ -183,6 +179,7 @@ def _from_features(model: nn.Module, reference: Tensor) -> Score:
 
 def _moments(features: Score, reference: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and deviation of every feature at every position, from one batch of maps at a time."""
+    # In double precision: a difference of large sums is all that remains of the spread of a nearly constant feature.
     total, squares = torch.zeros(2, dtype=torch.float64)
     for part in torch.split(reference, BATCH):
         maps = features(part).double()
@@ -197,6 +194,7 @@ def _map_layer(model: nn.Module, x: Tensor) -> str:
     names = [name for name, module in model.named_modules() if name and not list(module.children())]
     with torch.no_grad(), _outputs(model, names) as found:
         model(x)
+    # The last one, as deeper features tell more of what is unusual; any earlier one is only finer.
     fine = [name for name, out in found.items() if out.dim() == 4 and min(out.shape[2:]) >= SMALLEST]
     if not fine:
         raise ModelError(

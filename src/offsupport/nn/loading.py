@@ -165,7 +165,8 @@ def classes_of(weights: Mapping[str, Tensor], path: Path | str) -> int:
     return found[1]
 
 
-KINDS = ("zoo:", "file:", "timm:")
+MODEL_PREFIXES = ("zoo:", "file:", "timm:")
+"""What a name that :func:`load_model` understands begins with."""
 _PREFIX = re.compile(r"^(?:(?:module|model|_orig_mod|encoder|backbone|ext|net)\.)+")
 _CLASSIFIERS = ("fc", "linear", "classifier", "head")
 
@@ -179,7 +180,7 @@ def load_model(name: str, *, network: str | None = None, normalization: str | No
         normalization: For such a file: the data it was trained on (``cifar10``, ``cifar100``, ``imagenet``).
     """
     kind, _, rest = name.partition(":")
-    if f"{kind}:" not in KINDS or not rest:
+    if f"{kind}:" not in MODEL_PREFIXES or not rest:
         raise ConfigError(
             f"{name!r} names no model.",
             f"Write file:{name} for that file." if Path(name).exists() else "Write zoo:NAME, file:PATH or timm:NAME.",

@@ -1,228 +1,41 @@
-"""What ``offsupport adapt`` is given: a model, images in an order, source images, names of the classes."""
+"""A folder of images in, predictions out: adapt a model to the folder, batch by batch, and say what happened."""
 
 from __future__ import annotations
 
 import csv
 import io
-import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offsupport import zoo
-from offsupport.core.errors import ConfigError, DataMissingError, FileError, InputError, ModelError, OffsupportError
+from offsupport.core.errors import (
+    ConfigError,
+    DataMissingError,
+    InputError,
+    ModelError,
+    OffsupportError,
+    Spelling,
+    as_keyword,
+)
+from offsupport.core.files import require_folder, write_json, write_text
 from offsupport.core.progress import progress
-from offsupport.core.seeds import derive_seed
 from offsupport.data.folders import sub_folders
+from offsupport.diagnosis.network import MOST_SOURCE, MOST_TARGETS, ModelDiagnosis, diagnose_model, save_figure
 from offsupport.engine.adapter import Adapter
+from offsupport.engine.source_stats import SourceStats
 from offsupport.engine.state import model_sha256
 from offsupport.methods import METHODS, adapt, source_stats
+from offsupport.serving.image_files import ImageFiles, shuffle_files, walk_images
+from offsupport.serving.source_model import SourceModel, as_source_model
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from offsupport.data.dataset import Images
-    from offsupport.diagnosis.network import ModelDiagnosis
-
-
-MOST_SOURCE, MOST_TARGETS = 400, 200
-"""A diagnosis looks at so many images at most."""
 SOURCE_IMAGES = 2000
 """Source statistics are taken from so many images at most, as in the bench."""
-OWN_OPTIONS = {"seed": "--seed", "preset": "--preset", "source": "--source"}
-"""What belongs to an option of its own and not behind --hyper."""
-NEEDS_PYTHON = ("logits", "inplace")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What was asked for; the fields are the options of the verb, ``folder`` is where the predictions go."""
-
-    model: str
-    images: Path
-    method: str
-    batch_size: int
-    hyper: Mapping[str, Any]
-    preset: str | None
-    source: Path | None
-    size: int | None
-    network: str | None
-    normalization: str | None
-    classes: Path | None
-    shuffle: bool
-    episodic: bool
-    seed: int
-    threads: int
-    folder: Path
-
-
-def load(request: Request) -> nn.Module:
-    """Return the source model by any of its names."""
-    if request.network is None and request.normalization is None:
-        from offsupport.studies.models import source_model
-
-        return source_model(request.model, request.folder)
-    if not request.model.startswith("file:"):
-        raise ConfigError(
-            f"{request.model} says itself which network it is.", "Leave --network and --normalization out."
-        )
-    from offsupport.nn.loading import load_model as load_file
-
-    return load_file(request.model, network=request.network, normalization=request.normalization)
-
-
-def check_request(request: Request) -> None:
-    """Refuse what cannot work before anything is loaded."""
-    info = METHODS[request.method].info
-    if info.source == "required" and request.source is None:
-        raise ConfigError(
-            f"The method {request.method!r} needs to know the source data.",
-            "Give a folder of images the model was trained on: --source DIR.",
-        )
-    for name in request.hyper:
-        if name in OWN_OPTIONS:
-            raise ConfigError(f"--hyper cannot set {name!r}.", f"Use {OWN_OPTIONS[name]}.")
-        if name in NEEDS_PYTHON:
-            raise ConfigError(f"--hyper cannot set {name!r}.", "Use offsupport.adapt in Python.")
-
-
-def target_files(request: Request) -> ImageFiles:
-    """Return the images to predict, sorted or in an order drawn from the seed."""
-    files = find_images(request.images)
-    ordered = _shuffled(files, request.seed, "images") if request.shuffle else files
-    return ImageFiles(request.images, ordered, request.size, _expected_side(request.model))
-
-
-def source_files(request: Request) -> ImageFiles | None:
-    """Return source images in a random order, at most as many as statistics need."""
-    if request.source is None:
-        return None
-    files = _shuffled(find_images(request.source), request.seed, "source")[:SOURCE_IMAGES]
-    return ImageFiles(request.source, files, request.size, _expected_side(request.model))
-
-
-def class_names(request: Request) -> tuple[list[str], bool]:
-    """Return the names of the classes, and whether the user gave them; else they are those of the source's folders."""
-    if request.classes is None:
-        return (sub_folders(request.source) if request.source is not None else []), False
-    path = request.classes
-    if not path.is_file():
-        raise DataMissingError(f"There is no file {path}.", "Give a text file with a name per line: --classes FILE.")
-    try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()], True
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text file in UTF-8 ({error}).", "Write one class name per line.") from error
-
-
-def _shuffled(files: Sequence[str], seed: int, what: str) -> list[str]:
-    generator = torch.Generator().manual_seed(derive_seed("adapt", what, seed))
-    return [files[row] for row in torch.randperm(len(files), generator=generator).tolist()]
-
-
-def _expected_side(model: str) -> int | None:
-    """Return the side of the images a model of ours was trained on; None where it is not known."""
-    kind, _, name = model.partition(":")
-    data = zoo.card(name.partition("@")[0])["recipe"]["dataset"] if kind == "zoo" else kind.partition("-")[0]
-    return 32 if data in ("digits", "cifar10", "cifar100") else None
-
-
-# A folder of image files as a stream of batches: always in the same order, without those that cannot be read.
-
-
-def find_images(folder: Path) -> list[str]:
-    """Return the image files in a folder and all folders below it, as sorted relative paths; hidden ones aside."""
-    from offsupport.data.folders import list_images
-
-    if not folder.is_dir():
-        raise DataMissingError(f"{folder} is not a folder.", "Give the folder that holds the images.")
-    found = list_images(folder, "")
-    for place, subs, _ in os.walk(folder):
-        subs[:] = [sub for sub in subs if not sub.startswith(".")]
-        for sub in subs:
-            found += list_images(folder, (Path(place) / sub).relative_to(folder).as_posix())
-    if not found:
-        raise DataMissingError(f"There are no images in {folder}.", "Give a folder of .png, .jpg or other image files.")
-    return sorted(found)
-
-
-@dataclass
-class ImageFiles:
-    """Image files that are read when asked for.
-
-    Args:
-        folder: Where they are.
-        files: Their paths relative to the folder, in the order of the stream.
-        size: Bring the shorter side to this length and cut out the centred square; None leaves all as they are.
-        expected: The only size (width and height) that is right for the model, where that is known.
-        skipped: Filled while reading: files that cannot be read, and why.
-    """
-
-    folder: Path
-    files: Sequence[str]
-    size: int | None = None
-    expected: int | None = None
-    skipped: dict[str, str] = field(default_factory=dict)
-    _shape: tuple[int, ...] | None = None
-
-    def batches(self, batch_size: int) -> Iterator[tuple[list[str], Tensor]]:
-        """Yield names and images (N, 3, H, W) in [0, 1]; an unreadable file leaves no gap in its batch."""
-        names: list[str] = []
-        pictures: list[Images] = []
-        for name in self.files:
-            picture = self._read(name)
-            if picture is None:
-                continue
-            names.append(name)
-            pictures.append(picture)
-            if len(names) == batch_size:
-                yield names, _tensor(pictures)
-                names, pictures = [], []
-        if names:
-            yield names, _tensor(pictures)
-
-    def _read(self, name: str) -> Images | None:
-        from offsupport.data.pictures import read_picture
-
-        try:
-            picture = read_picture(self.folder / name, self.size, self.size)
-        except FileError as error:
-            self.skipped[name] = error.message
-            return None
-        self._check(picture.shape, name)
-        return picture
-
-    def _check(self, shape: tuple[int, ...], name: str) -> None:
-        height, width = shape[:2]
-        if self.size is None and self.expected is not None and (height, width) != (self.expected, self.expected):
-            raise InputError(
-                f"The model takes images of {self.expected}x{self.expected}, and {name} is {width}x{height}.",
-                f"Give --size {self.expected}: the shorter side is brought to it, and the centred square is taken.",
-            )
-        if self._shape is not None and shape != self._shape:
-            raise InputError(
-                f"The images in {self.folder} have several sizes: {name} is {width}x{height}, and those before it are "
-                f"{self._shape[1]}x{self._shape[0]}.",
-                "Give --size N: the shorter side is brought to N pixels, and the centred square is taken.",
-            )
-        self._shape = shape
-
-
-def _tensor(pictures: list[Images]) -> Tensor:
-    import numpy as np
-    import torch
-
-    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous().float().div_(255)
-
-
-# Predictions as rows, and as a CSV file that a spreadsheet can open without running anything.
-
-
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # noqa: RUF001 - spreadsheets take the wide signs for the usual ones
 """What a spreadsheet takes for the beginning of a formula, or strips before it looks for one."""
 
@@ -250,6 +63,63 @@ class Prediction:
         return {"class" if name == "label" else name: value for name, value in asdict(self).items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class FolderResult:
+    """The predictions of a folder, and all that is known about them.
+
+    Args:
+        model: Name of the source model.
+        weights_sha256: Hash of its weights.
+        method: How it was adapted.
+        config: The hyper-parameters of the method, as text.
+        batch_size: Images per batch.
+        seed: Of the method's draws, of the shuffled order and of the choice of source images.
+        size: What the shorter side of every image was brought to; None for images as they are.
+        shuffle: Whether the images came in an order drawn from the seed.
+        episodic: Whether every batch began with the source model.
+        predictions: One for each image that could be read, sorted by file.
+        skipped: The files that could not be read, and why.
+        events: How often the guard intervened, by kind.
+        passes: Forward and backward passes.
+        notes: What a person should know, as sentences.
+        diagnosis: How the images differ from the source; None where that cannot be said, and then a note says why.
+    """
+
+    model: str
+    weights_sha256: str
+    method: str
+    config: str
+    batch_size: int
+    seed: int
+    size: int | None
+    shuffle: bool
+    episodic: bool
+    predictions: Sequence[Prediction]
+    skipped: dict[str, str]
+    events: dict[str, int]
+    passes: dict[str, int]
+    notes: Sequence[str]
+    diagnosis: ModelDiagnosis | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the single predictions as plain JSON values."""
+        about = {field.name: getattr(self, field.name) for field in fields(self)}
+        about["predictions"] = len(self.predictions)
+        about["notes"] = list(self.notes)
+        if self.diagnosis is not None:  # without its maps of patches, which are in the picture
+            found = self.diagnosis.to_dict()
+            about["diagnosis"] = {name: value for name, value in found.items() if name != "patch_quantile"}
+        return {"images" if name == "predictions" else name: value for name, value in about.items()}
+
+    def save(self, path: Path | str) -> None:
+        """Write the predictions as CSV; beside them all else as .json, and the picture of the diagnosis if any."""
+        path = Path(path)
+        write_text(path, csv_text(self.predictions))
+        write_json(path.with_suffix(".json"), self.to_dict())
+        if self.diagnosis is not None:
+            save_figure(self.diagnosis.plot(), path.with_suffix(""))
+
+
 def csv_text(predictions: Sequence[Prediction]) -> str:
     """Return the CSV file: a header, then a line per image, sorted by file; the same for the same predictions.
 
@@ -269,80 +139,175 @@ def _plain(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-# The work of ``offsupport adapt``: wrap a model, predict a folder batch by batch, diagnose the shift.
+def adapt_folder(
+    model: nn.Module | str | SourceModel,
+    images: Path | str,
+    method: str,
+    *,
+    out: Path | str | None = None,
+    batch_size: int = 64,
+    preset: str | None = None,
+    source: Path | str | None = None,
+    size: int | None = None,
+    classes: Sequence[str] | Path | str | None = None,
+    shuffle: bool = False,
+    episodic: bool = False,
+    seed: int = 0,
+    spell: Spelling = as_keyword,
+    **hyper: Any,
+) -> FolderResult:
+    """Adapt a model to a folder of images and predict them; images that cannot be read are named and left out.
+
+    Args:
+        model: A classifier of images in [0, 1], or a name that :func:`offsupport.load_model` knows. It is not touched.
+        images: The folder; folders inside it count.
+        method: How to adapt, as in :func:`offsupport.adapt`.
+        out: Where to write the predictions (.csv); what else is known goes beside them. None writes nothing.
+        batch_size: Images per batch: what the model adapts to at a time.
+        preset: Hyper-parameters, as in :func:`offsupport.adapt`.
+        source: Folder of images the model was trained on: for methods that need to know them, for the diagnosis, and
+            for names of classes if there is a folder for each.
+        size: Bring the shorter side of every image to this length and cut out the centred square.
+        classes: Names of the classes, or a text file with one per line.
+        shuffle: Visit the images in an order drawn from the seed, not sorted.
+        episodic: Start anew from the source model for each batch.
+        seed: Of the method's draws, of the shuffled order and of the choice of source images.
+        spell: How remedies write arguments; the command line writes its options.
+        **hyper: Hyper-parameters of the method and options of :func:`offsupport.adapt`.
+    """
+    given, images = as_source_model(model), Path(images)
+    source = None if source is None else Path(source)
+    _check_request(method, source, hyper, spell)
+    _check_out(out, spell)
+    names = _class_names(classes, source)
+    files = walk_images(images)
+    targets = ImageFiles(images, shuffle_files(files, seed, "images") if shuffle else files, size, given.side, spell)
+    reference = None
+    if source is not None:
+        some = shuffle_files(walk_images(source), seed, "source")[:SOURCE_IMAGES]
+        reference = ImageFiles(source, some, size, given.side, spell)
+    targets.first(1)  # the wrong size, or nothing to read, is said before a model is loaded or even trained
+    network = given.load()
+    # Warnings are part of the answer: whoever reads the file later did not see the terminal.
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        stats = _source_stats(network, reference, method, batch_size, preset=preset, **hyper)
+        adapter = adapt(network, method, preset=preset, source=stats, seed=seed, **hyper)
+        rows, events, passes = _predict(adapter, targets, batch_size, episodic, names, spell)
+    diagnosis, why_not = _diagnose(network, given, targets, reference, spell)
+    notes = _left_out(targets, reference)
+    if not (shuffle or episodic or _treats_images_alone(adapter)) and len({_folder_of(file) for file in files}) > 1:
+        notes.append(_ORDER_MISLEADS.format(spell("shuffle", "")))
+    notes += [*dict.fromkeys(str(warning.message) for warning in said), *why_not]
+    result = FolderResult(
+        model=given.name, weights_sha256=model_sha256(network), method=method, config=str(adapter.config),
+        batch_size=batch_size, seed=seed, size=size, shuffle=shuffle, episodic=episodic, predictions=rows,
+        skipped=targets.skipped, events=events, passes=passes, notes=notes, diagnosis=diagnosis,
+    )  # fmt: skip
+    if out is not None:
+        result.save(out)
+    return result
 
 
-Counts = dict[str, dict[str, int]]
-SORTED = (
+_ORDER_MISLEADS = (
     "The images lie in several folders and are visited one folder after the other. If these are classes, the model "
-    "adapts to one class at a time, which misleads most methods: --shuffle mixes them."
+    "adapts to one class at a time, which misleads most methods: {} mixes them."
 )
 
 
-def run(request: Request) -> tuple[list[Prediction], dict[str, Any], ModelDiagnosis | None]:
-    """Return the predictions sorted by file, what is known about them as JSON values, and the diagnosis if any."""
-    check_request(request)
-    names, given = class_names(request)
-    targets, reference = target_files(request), source_files(request)
-    _first(targets, 1)  # the wrong size, or nothing to read, is said before a model is loaded or even trained
-    torch.set_num_threads(request.threads)
-    model = load(request)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", UserWarning)
-        adapter = _adapter(request, model, reference)
-        predictions, classes, counts = predict(adapter, targets, request.batch_size, request.episodic)
-    if given and len(names) != classes:
+def _check_request(method: str, source: Path | None, hyper: Mapping[str, Any], spell: Spelling) -> None:
+    """Refuse what cannot work before anything is loaded."""
+    if METHODS[method].info.source == "required" and source is None:
         raise ConfigError(
-            f"{request.classes} has {len(names)} names, and the model {classes} classes.", "Write one name per line."
+            f"The method {method!r} needs to know the source data.",
+            f"Give a folder of images the model was trained on: {spell('source', 'DIR')}.",
         )
-    if len(names) == classes:
-        predictions = [replace(row, name=names[row.label]) for row in predictions]
-    diagnosis, why_not = _diagnose(model, request, targets, reference)
-    remarks = _remarks(request, adapter, targets, reference)
-    notes = [*remarks, *dict.fromkeys(str(warning.message) for warning in said), *why_not]
-    about = {
-        "model": request.model, "weights_sha256": model_sha256(model), "method": request.method,
-        "config": str(adapter.config), "batch_size": request.batch_size, "seed": request.seed, "size": request.size,
-        "shuffle": request.shuffle, "episodic": request.episodic, "images": len(predictions),
-        "skipped": targets.skipped, **counts, "notes": notes,
-        "diagnosis": None if diagnosis is None else _values(diagnosis),
-    }  # fmt: skip
-    return predictions, about, diagnosis
+    if hyper.get("inplace"):  # the diagnosis and the hash are of the source weights
+        raise ConfigError("adapt_folder() leaves the model as it is.", "Leave inplace out, or use offsupport.adapt.")
 
 
-def predict(
-    adapter: Adapter, targets: ImageFiles, batch_size: int, episodic: bool
-) -> tuple[list[Prediction], int, Counts]:
-    """Predict every image that can be read; return predictions sorted by file, the number of classes, and counts.
+def _check_out(out: Path | str | None, spell: Spelling) -> None:
+    """Refuse a place where nothing can be written before the work is done, not after it."""
+    if out is None:
+        return
+    if Path(out).is_dir():
+        raise ConfigError(f"{out} is a folder.", f"Name a file: {spell('out', str(Path(out) / 'predictions.csv'))}.")
+    require_folder(Path(out).parent)
 
-    Args:
-        adapter: The adapted model.
-        targets: The images.
-        batch_size: Images per batch.
-        episodic: Whether each batch begins with the source model.
-    """
+
+@dataclass(frozen=True)
+class _ClassNames:
+    """Names of the classes, and the file or argument they were given in; those of source folders were not given."""
+
+    names: Sequence[str]
+    where: str = ""
+
+    def fit(self, classes: int) -> Sequence[str]:
+        """Return a name for each class of a model; folders that are not one per class name none."""
+        if len(self.names) == classes:
+            return self.names
+        if self.where:
+            raise ConfigError(
+                f"{self.where} has {len(self.names)} names, and the model {classes} classes.",
+                "Write one name per line.",
+            )
+        return [""] * classes
+
+
+def _class_names(classes: Sequence[str] | Path | str | None, source: Path | None) -> _ClassNames:
+    if classes is None:
+        return _ClassNames(sub_folders(source) if source is not None else [])
+    if not isinstance(classes, Path | str):
+        return _ClassNames(classes, "classes")
+    path = Path(classes)
+    if not path.is_file():
+        raise DataMissingError(f"There is no file {path}.", "Give a text file with a name per line.")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file in UTF-8 ({error}).", "Write one class name per line.") from error
+    return _ClassNames([line.strip() for line in lines if line.strip()], str(path))
+
+
+def _source_stats(
+    network: nn.Module, reference: ImageFiles | None, method: str, batch_size: int, **options: Any
+) -> SourceStats | None:
+    if METHODS[method].info.source == "none" or reference is None:
+        return None
+    batches = (x for _, x in reference.batches(batch_size))
+    return source_stats(network, batches, method, provenance={"folder": str(reference.folder)}, **options)
+
+
+def _predict(
+    adapter: Adapter, targets: ImageFiles, batch_size: int, episodic: bool, names: _ClassNames, spell: Spelling
+) -> tuple[list[Prediction], dict[str, int], dict[str, int]]:
+    """Predict every image that can be read; return the predictions sorted by file, events and passes."""
     found: list[Prediction] = []
-    counters: dict[str, Counter[str]] = {"events": Counter(), "passes": Counter()}
-    classes = 0
+    # Counted batch by batch, because reset() sets the adapter's own counts back.
+    events, passes = dict.fromkeys(adapter.events, 0), dict.fromkeys(adapter.passes, 0)
     with progress("Adapting", len(targets.files)) as advance:
         for files, x in targets.batches(batch_size):
             if episodic:
                 adapter.reset()
-            before = {name: Counter(getattr(adapter, name)) for name in counters}
-            logits = _logits(adapter, x)
-            new = {name: Counter(getattr(adapter, name)) - before[name] for name in counters}
-            for name, counter in counters.items():
-                counter.update(new[name])
-            classes, guard = logits.shape[1], " ".join(new["events"])
+            before = Counter(adapter.events), Counter(adapter.passes)
+            logits = _logits(adapter, x, spell)
+            new = Counter(adapter.events) - before[0]
+            _add(events, new)
+            _add(passes, Counter(adapter.passes) - before[1])
+            name, guard = names.fit(logits.shape[1]), " ".join(new)
             confidence, label = logits.softmax(1).max(1)
             rows = zip(files, label.tolist(), confidence.tolist(), strict=True)
-            found += [Prediction(file, k, "", p, guard) for file, k, p in rows]
+            found += [Prediction(file, k, name[k], p, guard) for file, k, p in rows]
             advance(len(files))
-    counts = {name: {key: counter[key] for key in getattr(adapter, name)} for name, counter in counters.items()}
-    return sorted(found, key=lambda row: row.file), classes, counts
+    return sorted(found, key=lambda row: row.file), events, passes
 
 
-def _logits(adapter: Adapter, x: Tensor) -> Tensor:
+def _add(total: dict[str, int], new: Mapping[str, int]) -> None:
+    for name, count in new.items():
+        total[name] += count
+
+
+def _logits(adapter: Adapter, x: Tensor, spell: Spelling) -> Tensor:
     """Adapt to a batch; a model that cannot take such images is the user's mistake, with a remedy."""
     try:
         logits: Tensor = adapter(x)
@@ -350,7 +315,7 @@ def _logits(adapter: Adapter, x: Tensor) -> Tensor:
         why = str(error).strip().partition("\n")[0]
         raise InputError(
             f"The model does not take colour images of {x.shape[3]}x{x.shape[2]} ({why}).",
-            "Give the size it was made for: --size N.",
+            f"Give the size it was made for: {spell('size', 'N')}.",
         ) from error
     if logits.dim() != 2:
         raise ModelError(
@@ -360,67 +325,31 @@ def _logits(adapter: Adapter, x: Tensor) -> Tensor:
     return logits.float()
 
 
-def _adapter(request: Request, model: nn.Module, reference: ImageFiles | None) -> Adapter:
-    stats = None
-    if METHODS[request.method].info.source != "none" and reference is not None:
-        batches = (x for _, x in reference.batches(request.batch_size))
-        about = {"folder": str(reference.folder)}
-        stats = source_stats(model, batches, request.method, provenance=about, **request.hyper)
-    return adapt(model, request.method, preset=request.preset, source=stats, seed=request.seed, **request.hyper)
-
-
 def _diagnose(
-    model: nn.Module, request: Request, targets: ImageFiles, reference: ImageFiles | None
+    network: nn.Module, model: SourceModel, targets: ImageFiles, reference: ImageFiles | None, spell: Spelling
 ) -> tuple[ModelDiagnosis | None, list[str]]:
     """Compare images with the source under the unadapted model; where that cannot be, say why and what to give."""
-    from offsupport.diagnosis import diagnose_model
-
     try:
-        source = embedded_source(request.model) if reference is None else _first(reference, MOST_SOURCE)
+        usual = model.usual_images(MOST_SOURCE, spell) if reference is None else reference.first(MOST_SOURCE)
+        # Evenly over the sorted files, not the first ones: those may all be of one class.
         readable = sorted(set(targets.files) - set(targets.skipped))
         rows = torch.linspace(0, len(readable) - 1, min(len(readable), MOST_TARGETS)).long().tolist()
-        some = ImageFiles(request.images, [readable[row] for row in rows], request.size)
-        return diagnose_model(model, source, _first(some, MOST_TARGETS)), []
+        some = ImageFiles(targets.folder, [readable[row] for row in rows], targets.size)
+        return diagnose_model(network, usual, some.first(MOST_TARGETS)), []
     except OffsupportError as error:
+        # The predictions stand without it.
         return None, [f"No diagnosis: {error.message} {error.remedy}"]
 
 
-def _first(files: ImageFiles, most: int) -> Tensor:
-    """Return the first images that can be read."""
-    for _, x in files.batches(most):
-        return x
-    why = next(iter(files.skipped.values()))
-    raise DataMissingError(f"None of the {len(files.skipped)} images can be read: {why}", "Replace them.")
+def _left_out(targets: ImageFiles, reference: ImageFiles | None) -> list[str]:
+    skipped = {**targets.skipped, **(reference.skipped if reference is not None else {})}
+    return [f"Left out: {why}" for why in skipped.values()]
 
 
-def _remarks(request: Request, adapter: Adapter, targets: ImageFiles, reference: ImageFiles | None) -> list[str]:
-    """Say what a person should know about the images: which were left out, and an order that misleads."""
-    left_out = {**targets.skipped, **(reference.skipped if reference is not None else {})}
-    remarks = [f"Left out: {why}" for why in left_out.values()]
-    in_folders = {file.rpartition("/")[0] for file in targets.files}
-    mixing = request.shuffle or request.episodic
-    return remarks if mixing or _alone(adapter) or len(in_folders) < 2 else [*remarks, SORTED]
+def _folder_of(file: str) -> str:
+    return file.rpartition("/")[0]
 
 
-def _alone(adapter: Adapter) -> bool:
+def _treats_images_alone(adapter: Adapter) -> bool:
     """Tell whether a method treats every image by itself, so that their order does not matter."""
     return adapter.config.independent
-
-
-def _values(diagnosis: ModelDiagnosis) -> dict[str, Any]:
-    """Return the diagnosis without its maps of patches, which are in the picture."""
-    return {name: value for name, value in diagnosis.to_dict().items() if name != "patch_quantile"}
-
-
-def embedded_source(model: str) -> Tensor:
-    """Return the embedded digits for a network that was trained on them; ask for a folder for any other."""
-    import numpy as np
-
-    from offsupport.data import load
-
-    if not model.startswith("digits"):
-        raise ConfigError(
-            "What is usual for this network is not known.", "Give a folder of images it was trained on: --source DIR."
-        )
-    digits = load("digits", split="train")
-    return digits.tensor(np.arange(min(len(digits), MOST_SOURCE)))

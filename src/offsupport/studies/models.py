@@ -72,9 +72,9 @@ def source_model(name: str, folder: Path) -> nn.Module:
             model. A pinned name is refused where the weights are others by now.
         folder: The run folder; what is trained is kept in its ``models``, so that all cells share the same weights.
     """
-    from offsupport.nn.loading import KINDS, load_model
+    from offsupport.nn.loading import MODEL_PREFIXES, load_model
 
-    if name.startswith(KINDS):
+    if name.startswith(MODEL_PREFIXES):
         plain = name.partition("@")[0]
         if "@" in name and pinned(plain) != name:
             raise ModelError(f"The weights of {plain} have changed: this asks for {name}.", "Begin a new run.")

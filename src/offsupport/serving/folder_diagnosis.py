@@ -1,0 +1,94 @@
+"""A folder of images, seen by a network: how far from the source they are, where in the image, which kind of shift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from offsupport.core.errors import ConfigError, InputError, Spelling, as_keyword
+from offsupport.data.folders import open_folder
+from offsupport.diagnosis.network import MOST_SOURCE, MOST_TARGETS, ModelDiagnosis, diagnose_model
+from offsupport.nn.mae import MaskedAutoencoder
+from offsupport.serving.source_model import SourceModel, as_source_model
+
+
+@dataclass(frozen=True)
+class FolderDiagnosis:
+    """The diagnosis of a folder.
+
+    Args:
+        model: Name of the network.
+        images: Names of the files, in the order of the diagnosis.
+        diagnosis: What was found.
+    """
+
+    model: str
+    images: list[str]
+    diagnosis: ModelDiagnosis
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON values."""
+        return {"model": self.model, "images": self.images, **self.diagnosis.to_dict()}
+
+
+def diagnose_folder(
+    model: nn.Module | str | SourceModel,
+    images: Path | str,
+    *,
+    source: Path | str | None = None,
+    size: int | None = None,
+    spell: Spelling = as_keyword,
+) -> FolderDiagnosis:
+    """Diagnose a folder of images under a network; of large folders a part, evenly over the sorted files.
+
+    Args:
+        model: A classifier of images in [0, 1], or a name that :func:`offsupport.load_model` knows.
+        images: Folder of target images, or of class folders of them.
+        source: Folder of source images; None for the data a model of ours was trained on, where that is embedded.
+        size: Side that all images are brought to; None for that of the autoencoder in the network, or of the source.
+        spell: How remedies write arguments; the command line writes its options.
+    """
+    given = as_source_model(model)
+    network = given.load()
+    one_size = f"Bring all images to one square size: {spell('size', 'N')}."
+    side = _own_side(network) if size is None else size
+    if source is None:
+        reference = _embedded(given, side, spell)
+    else:
+        reference = _read(Path(source), side, MOST_SOURCE, one_size)[0]
+        if reference.shape[2] != reference.shape[3]:
+            raise InputError(f"The images in {source} are {reference.shape[3]}x{reference.shape[2]}.", one_size)
+    # Targets are brought to the size of the source, as patches are compared place by place.
+    targets, names = _read(Path(images), reference.shape[-1], MOST_TARGETS, one_size)
+    return FolderDiagnosis(given.name, names, diagnose_model(network, reference, targets))
+
+
+def _own_side(network: nn.Module) -> int | None:
+    """Return the side of the images that the autoencoder in a network takes; None where there is none."""
+    sides = (module.config.image for module in network.modules() if isinstance(module, MaskedAutoencoder))
+    return next(sides, None)
+
+
+def _embedded(model: SourceModel, side: int | None, spell: Spelling) -> Tensor:
+    found = model.usual_images(MOST_SOURCE, spell)
+    if side not in (None, found.shape[-1]):
+        raise ConfigError(
+            f"The embedded digits have {found.shape[-1]} pixels along a side, not {side}.",
+            f"Leave {spell('size', str(side))} out, or give a folder of source images: {spell('source', 'DIR')}.",
+        )
+    return found
+
+
+def _read(folder: Path, size: int | None, most: int, remedy: str) -> tuple[Tensor, list[str]]:
+    """Return images of a folder and their names, resized and cropped to one size where one is given."""
+    found = open_folder(folder, size)
+    rows = np.linspace(0, len(found) - 1, min(len(found), most)).astype(int)
+    try:
+        pixels = found.tensor(rows)
+    except InputError as error:
+        raise InputError(error.message, remedy) from error
+    return pixels, [Path(found.files[row]).name for row in rows]

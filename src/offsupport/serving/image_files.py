@@ -1,0 +1,116 @@
+"""A folder of image files as a stream of batches: always in the same order, without those that cannot be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offsupport.core.errors import DataMissingError, FileError, InputError, Spelling, as_keyword
+from offsupport.core.seeds import derive_seed
+from offsupport.data.dataset import Images
+from offsupport.data.folders import list_images
+from offsupport.data.pictures import read_picture
+
+
+def walk_images(folder: Path) -> list[str]:
+    """Return the image files in a folder and all folders below it, as sorted relative paths; hidden ones aside."""
+    if not folder.is_dir():
+        raise DataMissingError(f"{folder} is not a folder.", "Give the folder that holds the images.")
+    found = list_images(folder, "")
+    for place, subs, _ in os.walk(folder):
+        subs[:] = [sub for sub in subs if not sub.startswith(".")]  # in place, so that the walk does not enter them
+        for sub in subs:
+            found += list_images(folder, (Path(place) / sub).relative_to(folder).as_posix())
+    if not found:
+        raise DataMissingError(f"There are no images in {folder}.", "Give a folder of .png, .jpg or other image files.")
+    # Sorted as a whole: file systems list folders in orders of their own, and the order decides what is adapted to.
+    return sorted(found)
+
+
+def shuffle_files(files: Sequence[str], seed: int, purpose: str) -> list[str]:
+    """Return the files in an order drawn from the seed, another one for each purpose."""
+    generator = torch.Generator().manual_seed(derive_seed("adapt", purpose, seed))
+    return [files[row] for row in torch.randperm(len(files), generator=generator).tolist()]
+
+
+@dataclass
+class ImageFiles:
+    """Image files that are read when asked for.
+
+    Args:
+        folder: Where they are.
+        files: Their paths relative to the folder, in the order of the stream.
+        size: Bring the shorter side to this length and cut out the centred square; None leaves all as they are.
+        expected: The only size (width and height) that is right for the model, where that is known.
+        spell: How remedies write the argument ``size``.
+        skipped: Filled while reading: files that cannot be read, and why.
+    """
+
+    folder: Path
+    files: Sequence[str]
+    size: int | None = None
+    expected: int | None = None
+    spell: Spelling = as_keyword
+    skipped: dict[str, str] = field(default_factory=dict)
+    _shape: tuple[int, ...] | None = None
+
+    def batches(self, batch_size: int) -> Iterator[tuple[list[str], Tensor]]:
+        """Yield names and images (N, 3, H, W) in [0, 1]; an unreadable file leaves no gap in its batch."""
+        names: list[str] = []
+        pictures: list[Images] = []
+        for name in self.files:
+            picture = self._read(name)
+            if picture is None:
+                continue
+            names.append(name)
+            pictures.append(picture)
+            if len(names) == batch_size:
+                yield names, _tensor(pictures)
+                names, pictures = [], []
+        if names:
+            yield names, _tensor(pictures)
+
+    def first(self, most: int) -> Tensor:
+        """Return the first images that can be read, at most so many."""
+        for _, x in self.batches(most):
+            return x
+        why = next(iter(self.skipped.values()))
+        raise DataMissingError(f"None of the {len(self.skipped)} images can be read: {why}", "Replace them.")
+
+    def _read(self, name: str) -> Images | None:
+        try:
+            picture = read_picture(self.folder / name, self.size, self.size)
+        except FileError as error:
+            # One broken file must not end a stream of thousands; it is named in the result.
+            self.skipped[name] = error.message
+            return None
+        self._check(picture.shape, name)
+        return picture
+
+    def _check(self, shape: tuple[int, ...], name: str) -> None:
+        """Refuse sizes that cannot be right; unlike a broken file, these are a setting the user forgot."""
+        height, width = shape[:2]
+        if self.size is None and self.expected is not None and (height, width) != (self.expected, self.expected):
+            raise InputError(
+                f"The model takes images of {self.expected}x{self.expected}, and {name} is {width}x{height}.",
+                f"Give {self.spell('size', str(self.expected))}: the shorter side is brought to it, and the centred "
+                "square is taken.",
+            )
+        if self._shape is not None and shape != self._shape:
+            raise InputError(
+                f"The images in {self.folder} have several sizes: {name} is {width}x{height}, and those before it are "
+                f"{self._shape[1]}x{self._shape[0]}.",
+                f"Give {self.spell('size', 'N')}: the shorter side is brought to N pixels, and the centred square is "
+                "taken.",
+            )
+        self._shape = shape
+
+
+def _tensor(pictures: list[Images]) -> Tensor:
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous().float().div_(255)

@@ -1,0 +1,71 @@
+"""A source model, and what is known about it before it is loaded: which images it takes, and which are usual for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from torch import Tensor, nn
+
+from offsupport import zoo
+from offsupport.core.errors import ConfigError, Spelling, as_keyword
+from offsupport.data import load
+from offsupport.nn.loading import load_model
+
+_SIDES = {"digits": 32, "cifar10": 32, "cifar100": 32}
+"""Side of the images of the data sets that models of ours are trained on."""
+_EMBEDDED = "digits"
+"""The data set inside the package; any other one has to be given."""
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A model by name.
+
+    Loading can mean training for a minute, so that folders and sizes are checked before ``load`` is called.
+
+    Args:
+        name: What results call it.
+        load: Returns the network, ready to predict.
+        data: Name of the data set it was trained on; None where that is not known.
+    """
+
+    name: str
+    load: Callable[[], nn.Module]
+    data: str | None = None
+
+    @property
+    def side(self) -> int | None:
+        """Side of the only images that are right for it; None where that is not known."""
+        return _SIDES.get(self.data) if self.data is not None else None
+
+    def usual_images(self, most: int, spell: Spelling = as_keyword) -> Tensor:
+        """Return at most so many images it was trained on, where those are embedded; ask for a folder otherwise."""
+        if self.data != _EMBEDDED:
+            raise ConfigError(
+                "What is usual for this network is not known.",
+                f"Give a folder of images it was trained on: {spell('source', 'DIR')}.",
+            )
+        digits = load(_EMBEDDED, split="train")
+        return digits.tensor(np.arange(min(len(digits), most)))
+
+
+def trained_on(name: str) -> str | None:
+    """Return the data set a model was trained on, as far as its name tells; None where it does not."""
+    kind, colon, rest = name.partition(":")
+    if kind == "zoo":
+        dataset: str = zoo.card(rest.partition("@")[0])["recipe"]["dataset"]
+        return dataset
+    data = name.partition("-")[0]
+    return data if not colon and data in _SIDES else None
+
+
+def as_source_model(model: nn.Module | str | SourceModel) -> SourceModel:
+    """Return a network, or a name of :func:`~offsupport.nn.loading.load_model`, with what is known about it."""
+    if isinstance(model, SourceModel):
+        return model
+    if isinstance(model, str):
+        return SourceModel(model, partial(load_model, model), trained_on(model))
+    return SourceModel(type(model).__name__, lambda: model)
