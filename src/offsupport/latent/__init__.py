@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from offsupport.latent.baselines.only_source import OnlySource as OnlySource
     from offsupport.latent.baselines.trimmed import TrimmedNN as TrimmedNN
     from offsupport.latent.baselines.vae import Vae as Vae
+    from offsupport.latent.extrapolator.decision import Explanation as Explanation
     from offsupport.latent.extrapolator.estimator import Extrapolator as Extrapolator
     from offsupport.latent.process.draws import Draws as Draws
     from offsupport.latent.process.draws import draw as draw
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "Draws": "process.draws",
+    "Explanation": "extrapolator.decision",
     "Extrapolator": "extrapolator.estimator",
     "Imsda": "baselines.imsda",
     "OnlySource": "baselines.only_source",

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import warnings
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_array, column_or_1d
 from torch import Tensor
 
 from offsupport.core.errors import ConfigError, InputError
 
 FARTHEST = 1e6
 CONSTANT = 1e-12  # a column whose range is below this share of its largest value does not vary
+SQUARABLE = 1e100  # beyond this, or below its inverse, squares leave double precision: moments are taken in other units
+MANY = 30  # whole numbers of more different values may well be a quantity: "auto" takes them for classes, and says so
 Task = Literal["auto", "classification", "regression"]
+Array = np.ndarray[Any, Any]
+
+
+class SampleError(InputError, ValueError, TypeError):
+    """Samples or labels that cannot be used; scikit-learn's tools expect a ValueError or TypeError of an estimator."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +37,12 @@ class Source:
         mean, scale: (R, 1, d) standardisation of x, in double precision.
         y_mean, y_scale: (R, 1) standardisation of a regression target, in double precision.
         batched: Whether the caller gave a run axis.
+        task: Whether y is a class or a number; n_classes: Number of classes, 0 for regression.
     """
 
     x: Tensor
     y: Tensor
-    classes: np.ndarray[Any, Any] | None
+    classes: Array | None
     columns: Tensor
     width: int
     mean: Tensor
@@ -40,16 +50,12 @@ class Source:
     y_mean: Tensor
     y_scale: Tensor
     batched: bool
+    task: Literal["classification", "regression"] = field(init=False)
+    n_classes: int = field(init=False)
 
-    @property
-    def task(self) -> Literal["classification", "regression"]:
-        """Whether y is a class or a number."""
-        return "regression" if self.classes is None else "classification"
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes; 0 for regression."""
-        return 0 if self.classes is None else len(self.classes)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "task", "regression" if self.classes is None else "classification")
+        object.__setattr__(self, "n_classes", 0 if self.classes is None else len(self.classes))
 
     def select(self, runs: Tensor) -> Source:
         """Return the source of some of the runs."""
@@ -58,21 +64,21 @@ class Source:
 
     def standardise(self, X: Any) -> Tensor:
         """Check observations to predict and return them as (R, m, d), standardised like the source."""
-        x = _observations(X, "the samples to predict")
+        x = observations(X, "the samples to predict")
         if x.ndim != (3 if self.batched else 2):
-            raise InputError(
+            raise SampleError(
                 f"The samples to predict have {x.ndim} axes.", f"Pass {3 if self.batched else 2}, as in fit."
             )
         if x.shape[-1] != self.width:
-            raise InputError(
-                f"The samples to predict have {x.shape[-1]} columns, the source has {self.width}.",
-                "Pass the same columns in the same order.",
+            raise SampleError(
+                f"X has {x.shape[-1]} features, but predict is expecting {self.width} features as input.",  # as they say
+                "Pass the columns of fit, in their order.",
             )
         x = x if self.batched else x[None]
         if len(x) != len(self.x):
-            raise InputError(f"There are {len(x)} runs to predict and {len(self.x)} fitted ones.", "Pass as many.")
+            raise SampleError(f"There are {len(x)} runs to predict and {len(self.x)} fitted ones.", "Pass as many.")
         # Beyond a million deviations nothing changes but the exponent, which single precision would overflow.
-        return ((x[..., self.columns] - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST).to(self.x.dtype)
+        return _scaled(x[..., self.columns], self.mean, self.scale).clamp(-FARTHEST, FARTHEST).to(self.x.dtype)
 
 
 def check_source(X: Any, y: Any, task: Task = "auto", dtype: torch.dtype = torch.float32) -> Source:
@@ -85,61 +91,119 @@ def check_source(X: Any, y: Any, task: Task = "auto", dtype: torch.dtype = torch
         dtype: Floating-point type to compute in; standardising is done in double precision before, so a column
             keeps its digits however far from zero it lies.
     """
-    x = _observations(X, "X")
-    labels = np.asarray(y)
+    x = observations(X, "X")
+    labels = _label_array(y, x.ndim)
     if x.ndim not in (2, 3) or labels.shape != tuple(x.shape[:-1]):
-        raise InputError(
+        raise SampleError(
             f"X has shape {tuple(x.shape)} and y has shape {labels.shape}.",
             "X is (n, d) and y is (n,), or both by run.",
         )
     batched = x.ndim == 3
     x, labels = (x, labels) if batched else (x[None], labels[None])
     width = x.shape[-1]
-    columns = ((x.amax(1) - x.amin(1)) > CONSTANT * x.abs().amax(1).clamp_min(1e-30)).all(0).nonzero()[:, 0]
+    # Halves: the range of columns near the largest number there is would not be finite.
+    columns = ((x.amax(1) / 2 - x.amin(1) / 2) > CONSTANT / 2 * x.abs().amax(1)).all(0).nonzero()[:, 0]
     if not len(columns):
-        raise InputError("Every column of X is constant.", "Pass observations that vary.")
+        raise SampleError("Every column of X is constant.", "Pass observations that vary.")
     x = x[..., columns]
     if x.shape[1] < max(8, 2 * x.shape[2]):
-        raise InputError(
-            f"X has {x.shape[1]} samples in {x.shape[2]} varying columns.",
+        count = f"{x.shape[1]} sample{'s' * (x.shape[1] > 1)}"
+        raise SampleError(
+            f"X has {count} in {x.shape[2]} varying columns.",
             f"Pass at least {max(8, 2 * x.shape[2])} samples.",
         )
-    mean, scale = x.mean(1, keepdim=True), x.std(1, keepdim=True)
+    mean, scale = _moments(x)
     encoded, classes, y_mean, y_scale = _labels(labels, task)
     encoded = encoded.to(dtype) if classes is None else encoded
-    x = ((x - mean) / scale).to(dtype)
+    x = _scaled(x, mean, scale).to(dtype)
     return Source(x, encoded, classes, columns, width, mean, scale, y_mean, y_scale, batched)
 
 
-def _observations(X: Any, what: str) -> Tensor:
+def observations(X: Any, what: str) -> Tensor:
+    """Return (n, d) or (R, n, d) observations in double precision; ``what`` names them in errors."""
+    X = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
     try:
-        x = torch.as_tensor(X if isinstance(X, Tensor) else np.asarray(X, dtype=np.float64)).double()
+        # A copy where torch could not share the memory: reversed views have negative strides, memory maps are read-only.
+        array = check_array(X, dtype=np.float64, order="C", allow_nd=True, ensure_all_finite=False)
+        x = torch.as_tensor(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as error:
-        raise InputError(f"{what} cannot be read as numbers ({error}).", "Pass an array of floats.") from None
+        raise SampleError(f"{what} cannot be read as numbers ({error}).", "Pass an array of floats.") from None
     if not bool(x.isfinite().all()):
         count = int((~x.isfinite()).sum())
-        raise InputError(f"{what} has {count} values that are NaN or infinite.", "Fill or drop them first.")
+        raise SampleError(f"{what} has {count} values that are NaN or infinite.", "Fill or drop them first.")
     return x
 
 
-def _labels(labels: np.ndarray[Any, Any], task: Task) -> tuple[Tensor, np.ndarray[Any, Any] | None, Tensor, Tensor]:
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation along axis 1, which is kept; of any numbers double precision can hold."""
+    largest = x.abs().amax(1, keepdim=True)
+    unit = torch.where((largest > SQUARABLE) | (largest < 1 / SQUARABLE), largest, 1.0)
+    unit = torch.where(unit > 0, unit, 1.0)
+    return (x / unit).mean(1, keepdim=True) * unit, (x / unit).std(1, keepdim=True) * unit
+
+
+def _scaled(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    # Halves are exact, and keep a difference of two numbers near the largest there is finite.
+    return (x / 2 - mean / 2) / (scale / 2)
+
+
+def _label_array(y: Any, axes: int) -> Array:
+    """Return labels as an array, without the second axis of a single column."""
+    if y is None:
+        raise SampleError("The estimator requires y to be passed, but the target y is None.", "Call fit(X, y).")
+    labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if axes == 2 and labels.ndim == 2 and labels.shape[1] == 1:
+        labels = column_or_1d(labels, warn=True)
+    if labels.dtype.kind == "O":
+        kinds = {str if isinstance(label, str) else float for label in labels.flat}
+        if len(kinds) > 1:
+            raise SampleError("y mixes words and other labels.", "Pass labels of one kind, for example all as strings.")
+    return labels
+
+
+def _labels(labels: Array, task: Task) -> tuple[Tensor, Array | None, Tensor, Tensor]:
+    """Return encoded labels, their classes (None: numbers), and mean and scale of the numbers."""
     if task not in ("auto", "classification", "regression"):
         raise ConfigError(f"The task is {task!r}.", "Use 'auto', 'classification' or 'regression'.")
     number = labels.dtype.kind == "f"
     if number and not np.isfinite(labels).all():
-        raise InputError("y has values that are NaN or infinite.", "Drop those samples.")
-    if task == "regression" or (task == "auto" and number and bool((labels != np.round(labels)).any())):
-        y = torch.as_tensor(np.asarray(labels, dtype=np.float64))
-        y_mean, y_scale = y.mean(1, keepdim=True), y.std(1, keepdim=True)
-        if not bool((y_scale > 0).all()):
-            raise InputError("y is constant.", "Pass targets that vary.")
-        return (y - y_mean) / y_scale, None, y_mean, y_scale
-    classes, index = np.unique(labels, return_inverse=True)
+        raise SampleError("y has values that are NaN or infinite.", "Drop those samples.")
+    whole = not number or bool((labels == np.round(labels)).all())
+    if task == "classification" and not whole:
+        raise SampleError(
+            "Unknown label type: y has numbers that are not whole.", "Use task='regression', or pass classes."
+        )
+    if task == "regression" or not whole:
+        return _numbers(labels)
+    try:
+        classes, index = np.unique(labels, return_inverse=True)
+    except TypeError as error:
+        raise SampleError(f"y has labels that cannot be compared ({error}).", "Pass labels of one kind.") from None
+    if task == "auto" and len(classes) > MANY and labels.dtype.kind in "iuf":
+        warnings.warn(
+            f"y has {len(classes)} different whole numbers, which task='auto' takes for classes; say "
+            "task='regression' if they are a quantity, task='classification' if they are not.",
+            UserWarning,
+            stacklevel=4,
+        )
     encoded = torch.as_tensor(index.reshape(labels.shape)).long()
     if len(classes) < 2 or any(len(run.unique()) < len(classes) for run in encoded):
-        raise InputError(
+        raise SampleError(
             f"y has {len(classes)} class{'es' * (len(classes) > 1)}, not all present in every run.",
             "Pass samples of at least two classes.",
         )
     one = torch.ones(len(encoded), 1, dtype=torch.float64)
     return encoded, classes, 0 * one, one
+
+
+def _numbers(labels: Array) -> tuple[Tensor, None, Tensor, Tensor]:
+    try:
+        y = torch.as_tensor(np.array(labels, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise SampleError(f"y cannot be read as numbers ({error}).", "Use task='classification'.") from None
+    if not bool(y.isfinite().all()):
+        raise SampleError("y has values that are NaN or infinite.", "Drop those samples.")
+    y_mean, y_scale = _moments(y)
+    if not bool((y_scale > 0).all()):
+        raise SampleError("y is constant.", "Pass targets that vary.")
+    return _scaled(y, y_mean, y_scale), None, y_mean, y_scale

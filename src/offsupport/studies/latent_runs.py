@@ -153,15 +153,28 @@ def make(method: str, process: Process, options: dict[str, Any]) -> LatentEstima
 
 
 def _predict(estimator: LatentEstimator, draws: Draws, transductive: bool) -> Tensor:
-    columns = []
     if not transductive:
-        # Trained on by none of these; an extrapolator that infers the shift skips the half it will not need.
-        estimator.fit(draws.x, draws.y, draws.x_tgt.flatten(1, 2) if draws.distances else None)
+        _fit_once(estimator, draws)
+    columns = []
     for column in draws.x_tgt.unbind(1):
         if transductive:
             estimator.fit(draws.x, draws.y, column)
         columns.append(torch.as_tensor(estimator.predict(column)))
     return torch.stack(columns, 1)
+
+
+def _fit_once(estimator: LatentEstimator, draws: Draws) -> None:
+    """Fit for all columns; an extrapolator that infers the shift goes without the flow where no column asks for it.
+
+    Fitting the flow is nearly all of the time, and sparse columns rarely need it. But columns decide one by one: where
+    all targets together say sparse and some column still says dense, that column gets its flow.
+    """
+    if not isinstance(estimator, Extrapolator):
+        estimator.fit(draws.x, draws.y)
+        return
+    estimator.fit(draws.x, draws.y, draws.x_tgt.flatten(1, 2) if draws.distances else None)
+    if estimator.shift == "auto" and estimator.dense_ is None and any(estimator.needs_flow(column) for column in draws.x_tgt.unbind(1)):
+        estimator.fit(draws.x, draws.y)
 
 
 def _compare(draws: Draws, predicted: Tensor) -> Block:

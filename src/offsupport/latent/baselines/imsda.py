@@ -92,7 +92,7 @@ class _Mixture(torch.autograd.Function):
         return before, by_m @ sigmoid.mT, by_t @ t.mT
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class Imsda(Vae):
     """iMSDA with the loss weights of the paper's synthetic study; u = 0 is the source, u = 1 the target."""
 

@@ -11,7 +11,7 @@ from offsupport.latent.inputs import Source
 from offsupport.latent.networks import adam, batches, init_mlp, mlp, supervised_loss
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class OnlySource(LatentEstimator):
     """The baseline that does not extrapolate; the paper's encoder shape and optimiser."""
 

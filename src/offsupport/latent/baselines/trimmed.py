@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from offsupport.latent.base import LatentEstimator
+from offsupport.latent.extrapolator.sparse import trimmed_sum
 from offsupport.latent.inputs import Source
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class TrimmedNN(LatentEstimator):
     """The simple rule any claim about sparse shifts has to beat: ignore the d_s worst dimensions, ask k neighbours."""
 
@@ -50,8 +51,3 @@ def neighbour_vote(source: Source, x: Tensor, ignored: int, k: int) -> Tensor:
     if source.task == "regression":
         return vote.mean(-1)
     return functional.one_hot(vote, source.n_classes).to(x.dtype).mean(-2)
-
-
-def trimmed_sum(gaps: Tensor, kept: int) -> Tensor:
-    """Return the sum of the ``kept`` smallest entries of the last axis."""
-    return gaps.topk(kept, dim=-1, largest=False).values.sum(-1)

@@ -21,7 +21,7 @@ from offsupport.latent.networks import Params, adam, batches, init_mlp, mlp, sup
 LOGVAR_MIN = -10.0  # keeps exp(-logvar) finite when an observation pins its latent
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class Vae(LatentEstimator):
     """Variational auto-encoder with the published weights; what the text leaves open is an option."""
 

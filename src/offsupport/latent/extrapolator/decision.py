@@ -1,8 +1,12 @@
-"""Sparse or dense: what the targets of a run say about their shift, and what is done where they say nothing."""
+"""What is concluded from targets: their kind of shift, how many dimensions it moved, which half answers, how surely.
+
+The evidence itself is `sparse.log_odds`; here are the thresholds, the words, and what is done where nothing is decided.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,51 +14,130 @@ import torch
 from torch import Tensor
 
 from offsupport.latent.extrapolator.dense import DenseModel, FlowConfig, FlowShape
-from offsupport.latent.extrapolator.sparse import Mixture, SparseModel, Weighed
+from offsupport.latent.extrapolator.sparse import Look, SparseModel
+from offsupport.latent.inputs import Array, Source
 
 FULL = 0.6  # share of the columns the (biased down) intrinsic dimension reaches where a source fills its space
 PLENTY = 10  # source samples per parameter of the flow
 MOST = math.log(100)  # log odds that a single target may have
+DECISIVE = math.log(3)  # log odds that decide
+SOURCE_LOOKED_AT = 200  # source samples whose own odds are looked at
+
+Half = Literal["sparse", "flow", "manifold"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What kind of shift a run's targets show, and why."""
+    """What kind of shift a run's targets show, and why.
+
+    Attributes:
+        shift: The kind.
+        reason: Why, as a sentence.
+        log_odds: Of a sparse against a dense shift for the average target; None where the shift was given.
+    """
 
     shift: Literal["dense", "sparse", "undecided"]
     reason: str
+    log_odds: float | None = None
 
     def __str__(self) -> str:
         return f"{self.shift}: {self.reason}"
 
 
-def decide(
-    model: SparseModel, weighed: Weighed, x: Tensor, dimension: Tensor, thin: Tensor, flow: FlowConfig
-) -> list[Finding]:
-    """Return the finding of every run on its targets x (R, m, d).
+@dataclass(frozen=True)
+class Found:
+    """What the targets of R runs decide: one finding, half, d_s and d_c per run."""
+
+    findings: Sequence[Finding]
+    halves: Sequence[Half]
+    d_s: Sequence[int]
+    d_c: Sequence[int]
+
+    def alike(self) -> Iterator[tuple[Tensor, Found]]:
+        """Yield which samples decided alike, where each decided for itself, and what: they can be answered at once."""
+        rows: dict[tuple[Half, int, int], list[int]] = {}
+        for i, key in enumerate(zip(self.halves, self.d_s, self.d_c, strict=True)):
+            rows.setdefault(key, []).append(i)
+        for (half, d_s, d_c), found in rows.items():
+            yield torch.tensor(found), Found([self.findings[found[0]]], [half], [d_s], [d_c])
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What was found about targets that share their shift, and how surely they were answered.
+
+    Attributes:
+        shift: ``sparse``, ``dense``, or ``undecided`` where nobody asked about targets yet.
+        reason: Why, as a sentence.
+        log_odds: Of a sparse against a dense shift for the average target; None where the shift was given.
+        half: What answered: ``sparse``, ``flow`` or ``manifold``.
+        d_s: Dimensions of the changing variable: as given, or as many columns as the targets moved. Where the shift is
+            dense all columns move and nothing says how many latents stand behind that: half of them are taken.
+        d_c: Dimensions of the invariant variable: as given, or the intrinsic dimension of the source minus d_s, at
+            least 1; where the flow answers, which has as many latents as columns, the columns minus d_s.
+        dense: Whether there is a dense model, and why or why not, as a sentence.
+        distrust: (m, d) probabilities that each column left the source; None where the shift was said to be dense.
+        columns: The columns that the average target distrusts: names where fit saw names, else numbers.
+        confidence: (m,) probabilities of the predicted classes; None for numbers.
+        spread: (m,) standard deviations of the predicted numbers, in units of y; None for classes.
+    """
+
+    shift: Literal["dense", "sparse", "undecided"]
+    reason: str
+    log_odds: float | None
+    half: Half
+    d_s: int
+    d_c: int
+    dense: str
+    distrust: Array | None
+    columns: tuple[str | int, ...]
+    confidence: Array | None
+    spread: Array | None
+
+    def __str__(self) -> str:
+        off = f" distrusted: {', '.join(map(str, self.columns))}." if self.columns else ""
+        return f"{self.shift}: {self.reason} answered by the {self.half} half, d_s {self.d_s}.{off} {self.dense}"
+
+
+def supports_flow(source: Source, flow: FlowConfig) -> tuple[bool, str]:
+    """Say whether a source has the samples to fit a flow, and the numbers behind that in words.
+
+    A flow of fewer samples is sure of itself and wrong off the support, which is where it is asked.
+    """
+    _, n, d = source.x.shape
+    count = FlowShape(d, flow.layers, max(2, source.n_classes)).count
+    return n >= PLENTY * count, f"{n:,} samples for {count:,} parameters, where {PLENTY} per parameter are needed"
+
+
+def decide(look: Look, largest: int, prefers: Tensor, able: Tensor, oddest: Tensor) -> list[Finding]:
+    """Return the finding of every run on what its targets look like.
 
     Evidence of three to one for the average target decides; no single target counts for more than a hundred to one, so
     a few outliers among many targets do not. Otherwise the targets lie where both kinds of shift look alike, mostly
     close to the source, and what matters is which model can be trusted there: the dense one if the source has a density
     in all its columns (or classes that are manifolds) and samples enough to fit it, else the sparse one.
 
+    Where no dense model can answer, the source is mostly too small for its density to be sure of its own tails, and
+    its oddest samples look as if all of their columns had moved. So targets must then look so a hundred times more
+    than the oddest sample of the source before the shift is called dense.
+
     Args:
-        model: The sparse model, whose density both hypotheses start from.
-        weighed: The sets of distrusted dimensions it finds for the targets.
-        x: Standardised targets.
-        dimension: (R,) intrinsic dimensions of the source.
-        thin: (R,) runs whose classes are manifolds.
-        flow: How the dense model would be fitted.
+        look: What the targets look like.
+        largest: Most columns that a sparse shift may move.
+        prefers: (R,) runs whose source has the structure and the samples for the dense model.
+        able: (R,) runs that have a dense model.
+        oddest: (R,) lowest log odds of a source sample.
     """
-    odds = log_odds(model.mixture, weighed, x, model.config.log_prior).clamp(-MOST, MOST).mean(-1)
-    moved = weighed.distrust().sum(-1).mean(-1)
-    _, n, d = model.source.x.shape
-    enough = n >= PLENTY * FlowShape(d, flow.layers, max(2, model.source.n_classes)).count
-    dense = (thin | (dimension >= FULL * d)) & enough
-    return [
-        _finding(float(log), float(count), model.largest, bool(fits))
-        for log, count, fits in zip(odds, moved, dense, strict=True)
-    ]
+    odds, typical = look.log_odds.clamp(-MOST, MOST).mean(-1), look.log_odds.median(-1).values
+    moved = look.moved.mean(-1)
+    findings = []
+    for r in range(len(odds)):
+        log, can = float(odds[r]), bool(able[r])
+        if log < -DECISIVE and not can:
+            findings.append(_without_dense(log, bool(typical[r] < oddest[r] - MOST), largest))
+        else:
+            findings.append(_finding(log, float(moved[r]), largest, can and bool(prefers[r])))
+    return findings
 
 
 def _finding(odds: float, moved: float, largest: int, dense: bool) -> Finding:
@@ -65,50 +148,26 @@ def _finding(odds: float, moved: float, largest: int, dense: bool) -> Finding:
             "sparse",
             f"without {moved:.1f} columns on average the targets look like the source, more than by a shift of all "
             f"columns {measured}.",
+            odds,
         )
     if odds < -DECISIVE:
         return Finding(
-            "dense", f"a shift of all columns explains the targets, more than at most {largest} columns do {measured}."
+            "dense",
+            f"a shift of all columns explains the targets, more than at most {largest} columns do {measured}.",
+            odds,
         )
     neither = f"the targets do not tell few moved columns from all of them {measured}; the source has"
     if dense:
-        return Finding("dense", f"{neither} the structure the dense model needs, and the samples to fit it.")
-    return Finding("sparse", f"{neither} not the structure the dense model needs, or too few samples to fit it.")
+        return Finding("dense", f"{neither} the structure the dense model needs, and the samples to fit it.", odds)
+    return Finding("sparse", f"{neither} not the structure the dense model needs, or too few samples to fit it.", odds)
 
 
-# Which kind of shift explains targets better: a few columns that moved, or all of them.
-#
-# Both hypotheses start from the mixture of the source. Sparse: some set of columns lies anywhere (the flat density
-# that weighs sets of distrusted columns), the others are as on the source. Dense: every column is displaced by an
-# independent normal amount, of a scale between a quarter and 64 standard deviations. Either grants that half of the
-# targets did not move at all, so targets that look like the source speak for neither. Labels are not used.
-
-
-SCALES = tuple(2.0**power for power in range(-2, 7))
-DECISIVE = math.log(3)  # log odds that decide
-
-
-def log_odds(mixture: Mixture, weighed: Weighed, x: Tensor, log_prior: float) -> Tensor:
-    """Return the log odds of a sparse against a dense shift for every sample, (R, m).
-
-    Args:
-        mixture: Density of the source.
-        weighed: The sets of distrusted dimensions of the samples.
-        x: (R, m, d) samples.
-        log_prior: Log density of where a distrusted dimension lies.
-    """
-    unmoved = mixture.log_density(x, torch.zeros(1, x.shape[-1], dtype=torch.bool))[..., 0]
-    sparse = sparse_evidence(weighed, log_prior)
-    dense = torch.stack([mixture.widened(x, scale**2) for scale in SCALES]).logsumexp(0) - math.log(len(SCALES))
-    return torch.logaddexp(sparse, unmoved) - torch.logaddexp(dense, unmoved)
-
-
-def sparse_evidence(weighed: Weighed, log_prior: float) -> Tensor:
-    """Return the log evidence (R, m) of moved columns: sizes of sets are equally likely, then sets."""
-    size, d, largest = weighed.masks.sum(-1), weighed.masks.shape[-1], weighed.largest
-    sets = [math.inf, *(math.log(largest * math.comb(d, count)) for count in range(1, largest + 1))]
-    prior = -torch.tensor(sets, dtype=torch.float64)[size]  # no set at all is the other half of the hypothesis
-    return (weighed.kept_density + log_prior * size.double() + prior).logsumexp(-1)
+def _without_dense(odds: float, certain: bool, largest: int) -> Finding:
+    """Put evidence for a dense shift into words where no dense model can answer."""
+    seen = f"a shift of all columns explains the targets, more than at most {largest} columns do (log odds {odds:+.1f})"
+    if certain:
+        return Finding("dense", f"{seen}; there is no dense model, so the sparse one answers.", odds)
+    return Finding("sparse", f"{seen}, but samples of the source look so, too; the sparse model answers.", odds)
 
 
 # How many latent dimensions there are: of a source in all, and changing ones of targets with a sparse shift.
@@ -137,14 +196,14 @@ def intrinsic_dimension(x: Tensor, k: int = 10, count: int = 300) -> Tensor:
     return torch.stack(estimates).clamp(1, x.shape[-1])
 
 
-def changing_dimension(weighed: Weighed) -> list[int]:
-    """Return d_s of every run, at least 1: how many dimensions its samples moved, judged by their likeliest sets.
+def changing_dimension(size: Tensor) -> list[int]:
+    """Return d_s of every run, at least 1: how many dimensions its samples moved, by the (R, m) sizes of their sets.
 
     Samples of a run share their shift, but a moved dimension may land where the source was; so the largest set counts,
     but for one in ten of the samples that moved at all. Too small a d_s would leave a moved dimension among those that
     are trusted, too large a one costs a dimension that could have been: with few samples the largest set decides.
     """
-    size = weighed.likeliest().sum(-1).sort(-1, descending=True).values
+    size = size.sort(-1, descending=True).values
     odd = (ODD * (size > 0).sum(-1, keepdim=True)).long()
     found: list[int] = size.gather(-1, odd)[:, 0].clamp_min(1).tolist()
     return found
@@ -183,7 +242,7 @@ def sparse_multiple(model: SparseModel, level: float, rng: torch.Generator) -> T
     signs = torch.where(torch.rand(len(out), d, generator=rng) < 0.5, -1.0, 1.0)
     x = x + (far * signs * columns * pushed[:, None]).to(x.dtype)
     without = replace(model, source=replace(source, x=source.x[:, rest], y=source.y[:, rest]))
-    return multiples(without.output(x) - source.y[:, out], without.spread(x), level)
+    return multiples(without.predict(x) - source.y[:, out], without.spread(x), level)
 
 
 def flow_multiple(model: DenseModel, x: Tensor, y: Tensor, level: float) -> Tensor:

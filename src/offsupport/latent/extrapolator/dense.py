@@ -1,4 +1,8 @@
-"""The dense half of the extrapolator: a flow fitted by maximum likelihood, and Bayes' rule in its latent space."""
+"""The dense half of the extrapolator: a flow fitted by maximum likelihood, and Bayes' rule in its latent space.
+
+In this order: the flow and its likelihood, how it is fitted (`fit_flow`), where fits are kept (`fitted_flow`), and the
+model that answers with it (`DenseModel`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from offsupport import __version__
 from offsupport.core.checkpoints import load_tensors, save_tensors
 from offsupport.core.errors import FileError
 from offsupport.core.files import file_lock, sha256_bytes
+from offsupport.core.progress import progress
 from offsupport.latent.inputs import Source
 
 # Invertible piecewise-linear flows and their likelihood: the inverse of a leaky-ReLU network is one.
@@ -136,6 +141,7 @@ KEPT = 0.05  # width of kinks that a stage keeps
 POLISHED = 0.1  # width of kinks at the start of the last stage
 STRAIGHT = 0.3  # log slopes below this in size bend nothing
 MONITORED = 4000  # source samples the starts are compared on
+TOLD_EVERY = 50  # steps between two reports of progress: telling costs as much as a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +168,15 @@ class FlowConfig:
     """Largest step size of a stage; the last stage takes two fifths."""
     kept_lr: float = 0.2
     """Step size of kept layers, relative."""
+
+    def stage_steps(self, kept: int) -> int:
+        """Return the steps of the inner stage that keeps so many layers."""
+        return self.inner_steps if kept == 1 else self.inner_steps // 2
+
+    def total_steps(self) -> int:
+        """Return the steps of all stages."""
+        inner = sum(self.stage_steps(kept) for kept in range(1, self.layers - 1))
+        return self.steps + self.rounds * inner + self.polish_steps
 
 
 @dataclass(frozen=True)
@@ -191,11 +206,17 @@ def fit_flow(x: Tensor, labels: Tensor, config: FlowConfig, rng: Callable[[str],
     Returns:
         The flat parameters, (R, count).
     """
-    problem = Problem(x, labels, FlowShape(x.shape[1], config.layers, labels.shape[1]))
-    starts = config.starts
+    with progress("Fitting the dense model", config.total_steps()) as advance:
+        return _fit_stages(Problem(x, labels, FlowShape(x.shape[1], config.layers, labels.shape[1])), config, rng, advance)
+
+
+def _fit_stages(
+    problem: Problem, config: FlowConfig, rng: Callable[[str], torch.Generator], advance: Callable[[int], None]
+) -> Tensor:
+    starts, x = config.starts, problem.x
     flat = torch.zeros(len(x) * starts, problem.shape.count, dtype=x.dtype)
     restart(problem, flat, starts, 0, rng("start"))
-    train(problem, flat, starts, config.steps, Stage(0), config, rng("first"))
+    train(problem, flat, starts, config.steps, Stage(0), config, rng("first"), advance)
     best, best_nll = _best(problem, flat, starts)
     for step in range(config.rounds):
         trial, nll = best, best_nll
@@ -204,13 +225,14 @@ def fit_flow(x: Tensor, labels: Tensor, config: FlowConfig, rng: Callable[[str],
             flat = trial.repeat_interleave(starts, 0)
             fresh = reseed(problem, flat, starts, rng(f"kinks-{name}")) if kept == 1 else None
             restart(problem, flat, starts, kept, rng(f"start-{name}"))
-            steps = config.inner_steps if kept == 1 else config.inner_steps // 2
-            train(problem, flat, starts, steps, Stage(kept, fresh), config, rng(f"order-{name}"))
+            stage = Stage(kept, fresh)
+            train(problem, flat, starts, config.stage_steps(kept), stage, config, rng(f"order-{name}"), advance)
             trial, nll = _best(problem, flat, starts)
         better = (nll < best_nll)[:, None]
         best, best_nll = torch.where(better, trial, best), torch.minimum(nll, best_nll)
     polished = best.clone()
-    train(problem, polished, 1, config.polish_steps, Stage(config.layers - 1), config, rng("polish"))
+    train(problem, polished, 1, config.polish_steps, Stage(config.layers - 1), config, rng("polish"), advance)
+    # The monitor saw part of the source; whether polishing paid is judged on all of it.
     return torch.where(problem.nll(polished, 1) < problem.nll(best, 1), polished, best)
 
 
@@ -291,7 +313,14 @@ class Stage:
 
 
 def train(
-    problem: Problem, flat: Tensor, starts: int, steps: int, stage: Stage, config: FlowConfig, rng: torch.Generator
+    problem: Problem,
+    flat: Tensor,
+    starts: int,
+    steps: int,
+    stage: Stage,
+    config: FlowConfig,
+    rng: torch.Generator,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Take Adam steps on the flat parameters in place: one warm-up and cosine cycle, kinks annealed to sharp.
 
@@ -303,6 +332,7 @@ def train(
         stage: What is kept; a stage that keeps all but the last layer polishes: all layers move alike.
         config: Batch sizes and step sizes.
         rng: Draws the order of the samples.
+        advance: Told how many steps were taken, now and then.
     """
     polish = stage.kept == problem.shape.layers - 1
     begin = [POLISHED] * stage.kept if polish else stage.widths(problem.shape.layers)
@@ -319,6 +349,8 @@ def train(
         lr = peak * cycle(step / steps, warm) / (1 - beta1 ** (step + 1))
         scale = (v / (1 - beta2 ** (step + 1))).sqrt_().add_(1e-8)
         flat.sub_((m / scale).mul_(speed), alpha=lr)
+        if step % TOLD_EVERY == 0:
+            advance(min(TOLD_EVERY, steps - step))
 
 
 def cycle(t: float, warm: float = 0.3) -> float:
@@ -427,7 +459,7 @@ class DenseModel:
 def fit_dense(
     source: Source, config: FlowConfig, rng: Callable[[str], torch.Generator], memory: str | None = None
 ) -> DenseModel:
-    """Fit the flow of every run (`flow_fit`), or read it from the folder ``memory``."""
+    """Fit the flow of every run, or read it from the folder ``memory``."""
     white = whitening(source.x.mT @ source.x / source.x.shape[1])
     x = (source.x @ white).mT.contiguous()
     if source.task == "classification":

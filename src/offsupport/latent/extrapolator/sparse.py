@@ -4,6 +4,10 @@ Find the observed dimensions that only c can explain, and predict from them. A m
 what a set of distrusted dimensions leaves; the prediction is a linear regression on those dimensions among the source
 samples nearest to the target, where nearness ignores each pair's worst dimensions. Neighbours need no model of where
 the influence of s goes, so it may change from sample to sample; the regression removes the bias of their plain vote.
+
+In this order: the density of the source (`Mixture`), sets of distrusted dimensions weighed by it (`weigh`), the search
+for them where there are too many to weigh all (`Beam`), what the sets say for and against a sparse shift (`log_odds`),
+and the model that predicts (`SparseModel`).
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from offsupport.latent.baselines.trimmed import trimmed_sum
 from offsupport.latent.inputs import Source
 
 # Full-covariance Gaussian mixtures for R runs at once, with every marginal in closed form.
@@ -170,6 +173,11 @@ class Weighed:
         weight, index = self.weight.topk(min(count, self.weight.shape[-1]), dim=-1)
         masks = self.masks.gather(2, index[..., None].expand(-1, -1, -1, self.masks.shape[-1]))
         return Weighed(masks, weight / weight.sum(-1, keepdim=True), self.kept_density.gather(2, index), self.largest)
+
+    @property
+    def unmoved(self) -> Tensor:
+        """The (R, m) log density of all dimensions: of the empty set, which both searches list first."""
+        return self.kept_density[..., 0]
 
     def likeliest(self) -> Tensor:
         """Return the (R, m, d) likeliest set of every sample."""
@@ -336,6 +344,61 @@ def _repeated(names: Tensor) -> Tensor:
     return torch.zeros_like(names, dtype=torch.bool).scatter(-1, order[:, 1:], ordered.diff(dim=-1) == 0)
 
 
+# Which kind of shift explains targets better: a few columns that moved, or all of them.
+#
+# Both hypotheses start from the mixture of the source. Sparse: some set of columns lies anywhere (the flat density
+# that weighs sets of distrusted columns), the others are as on the source. Dense: every column is displaced by an
+# independent normal amount, of a scale between a quarter and 64 standard deviations. Either grants that half of the
+# targets did not move at all, so targets that look like the source speak for neither. Labels are not used.
+
+
+SCALES = tuple(2.0**power for power in range(-2, 7))
+
+
+def log_odds(mixture: Mixture, weighed: Weighed, x: Tensor, log_prior: float) -> Tensor:
+    """Return the log odds of a sparse against a dense shift for every sample, (R, m).
+
+    Args:
+        mixture: Density of the source.
+        weighed: The sets of distrusted dimensions of the samples.
+        x: (R, m, d) samples.
+        log_prior: Log density of where a distrusted dimension lies.
+    """
+    sparse = sparse_evidence(weighed, log_prior)
+    dense = torch.stack([mixture.widened(x, scale**2) for scale in SCALES]).logsumexp(0) - math.log(len(SCALES))
+    return torch.logaddexp(sparse, weighed.unmoved) - torch.logaddexp(dense, weighed.unmoved)
+
+
+def sparse_evidence(weighed: Weighed, log_prior: float) -> Tensor:
+    """Return the log evidence (R, m) of moved columns: sizes of sets are equally likely, then sets."""
+    size, d, largest = weighed.masks.sum(-1), weighed.masks.shape[-1], weighed.largest
+    sets = [math.inf, *(math.log(largest * math.comb(d, count)) for count in range(1, largest + 1))]
+    prior = -torch.tensor(sets, dtype=torch.float64)[size]  # no set at all is the other half of the hypothesis
+    return (weighed.kept_density + log_prior * size.double() + prior).logsumexp(-1)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the density says about targets, sample by sample; all (R, m).
+
+    Attributes:
+        log_odds: Of a sparse against a dense shift.
+        moved: Expected number of distrusted dimensions.
+        size: Size of the likeliest set of them.
+    """
+
+    log_odds: Tensor
+    moved: Tensor
+    size: Tensor
+
+    def alone(self) -> Look:
+        """Return the same with every sample of the only run as a run of its own."""
+        return Look(self.log_odds.mT, self.moved.mT, self.size.mT)
+
+
+# The model: local regressions on the dimensions that are trusted, averaged over the likeliest sets.
+
+
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig:
     """How the sparse model is fitted; chosen on development seeds."""
@@ -388,7 +451,25 @@ class SparseModel:
         """Weigh sets of distrusted dimensions for standardised samples (R, m, d)."""
         return weigh(self.mixture, x, self.largest, self.config.log_prior)
 
-    def output(self, x: Tensor) -> Tensor:
+    def look(self, x: Tensor) -> Look:
+        """Say what standardised targets (R, m, d) show of their shift."""
+        weighed = self.weigh(x)
+        odds = log_odds(self.mixture, weighed, x, self.config.log_prior)
+        return Look(odds, weighed.distrust().sum(-1), weighed.likeliest().sum(-1))
+
+    def sizes(self, x: Tensor) -> Tensor:
+        """Return the (R, m) sizes of the likeliest sets alone, for targets whose shift is known to be sparse."""
+        return self.weigh(x).likeliest().sum(-1)
+
+    def distrust(self, x: Tensor, d_s: Sequence[int]) -> Tensor:
+        """Return the (R, m, d) probability that each dimension is off, at most d_s of a run's at a time."""
+        return self.by_size(d_s, lambda model, runs: model.weigh(x[runs]).distrust().double())
+
+    def output(self, x: Tensor, d_s: Sequence[int]) -> Tensor:
+        """Return probabilities (R, m, K) or standardised predictions (R, m), with at most d_s dimensions off."""
+        return self.by_size(d_s, lambda model, runs: model.predict(x[runs]))
+
+    def predict(self, x: Tensor) -> Tensor:
         """Return probabilities (R, m, K) or standardised predictions (R, m)."""
         source, top = self.source, self.weigh(x).top(self.config.sets)
         values = [fit.value() for fit in self._fits(x, top)]
@@ -483,3 +564,8 @@ def local_linear(
     near_labels = labels.gather(1, index[..., None].expand(-1, -1, labels.shape[-1]))[:, None]
     solution: Tensor = torch.linalg.solve(gram, (weighted @ near_labels).double())
     return LocalFit(solution, design, near_labels, weight)
+
+
+def trimmed_sum(gaps: Tensor, kept: int) -> Tensor:
+    """Return the sum of the ``kept`` smallest entries of the last axis."""
+    return gaps.topk(kept, dim=-1, largest=False).values.sum(-1)
