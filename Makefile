@@ -1,18 +1,32 @@
 # Everything a newcomer needs: `make run` shows the library at work, `make test` proves it.
+
+# Windows names both otherwise; the recipes need a POSIX shell there, which Git for Windows brings.
+ifeq ($(OS),Windows_NT)
+PYTHON ?= python
+BIN := .venv/Scripts
+else
 PYTHON ?= python3
 BIN := .venv/bin
+endif
+# Another file here tries other versions, in a .venv made anew: `make clean`, then `make test CONSTRAINTS=mine.txt`.
+CONSTRAINTS ?= constraints.txt
 READY := .venv/.ready
 
-.PHONY: run test test-all lint docs browser ray clean
+# One thread per worker: two workers that both take every core slow each other down. Exported, not written before the
+# command, because not every shell that make may find understands that.
+test test-all: export OMP_NUM_THREADS = 1
+docs: export NO_MKDOCS_2_WARNING = 1
+
+.PHONY: run test test-all lint docs doctor browser ray clean
 
 run: $(READY)
 	$(BIN)/offsupport demo
 
 test: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not slow and not fault"
+	$(BIN)/pytest -q -n 2 -m "not slow and not fault"
 
 test-all: $(READY) lint browser ray
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -rs
+	$(BIN)/pytest -q -n 2 -rs
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -28,15 +42,19 @@ browser:
 # What the tests of the Ray executor need; where it cannot be had they are skipped, and say so.
 ray: $(READY)
 	$(BIN)/python -c "import ray" 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]" || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[ray]" || \
 		echo "No Ray: its tests will be skipped."
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict --quiet
 
-$(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
+# Which versions are in .venv, and whether they work together.
+doctor: $(READY)
+	$(BIN)/offsupport doctor
+
+$(READY): pyproject.toml $(CONSTRAINTS)
+	$(BIN)/python -c "" 2>/dev/null || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev,docs]"
 	touch $@
 
 clean:
