@@ -313,9 +313,7 @@ class Extrapolator(LatentEstimator):
 
     def _run_latents(self, x: Tensor, found: Found) -> tuple[Tensor, Tensor]:
         parts = {half: self._half_latents(half, x, found) for half in set(found.halves)}
-        c_hat, s_hat = (
-            dict(zip(parts, _align([part[i] for part in parts.values()]), strict=True)) for i in (0, 1)
-        )
+        c_hat, s_hat = (dict(zip(parts, _align([part[i] for part in parts.values()]), strict=True)) for i in (0, 1))
         return _by_run(found.halves, c_hat.__getitem__), _by_run(found.halves, s_hat.__getitem__)
 
     def _half_latents(self, half: Half, x: Tensor, found: Found) -> tuple[Tensor, Tensor]:
