@@ -22,18 +22,35 @@ _PUBLIC = {
     "register_corruption": "offsupport.data.corruptions",
     "register_dataset": "offsupport.data.catalog",
     "register_method": "offsupport.methods",
+    "register_table": "offsupport.studies",
     "source_stats": "offsupport.methods",
 }
-_ROOMS = ("bench", "data", "functional", "latent", "methods", "nn", "serving", "testing", "theory")
+_ROOMS = (
+    "bench",
+    "data",
+    "diagnosis",
+    "functional",
+    "latent",
+    "methods",
+    "nn",
+    "results",
+    "serving",
+    "studies",
+    "testing",
+    "theory",
+)
 
 if TYPE_CHECKING:
     from offsupport import bench as bench
     from offsupport import data as data
+    from offsupport import diagnosis as diagnosis
     from offsupport import functional as functional
     from offsupport import latent as latent
     from offsupport import methods as methods
     from offsupport import nn as nn
+    from offsupport import results as results
     from offsupport import serving as serving
+    from offsupport import studies as studies
     from offsupport import testing as testing
     from offsupport import theory as theory
     from offsupport.core.errors import OffsupportError as OffsupportError
@@ -48,6 +65,7 @@ if TYPE_CHECKING:
     from offsupport.evaluation import evaluate as evaluate
     from offsupport.nn.loading import load_model as load_model
     from offsupport.serving.folder import adapt_folder as adapt_folder
+    from offsupport.studies.tables import register_table as register_table
 
 __all__ = ["__version__", *_PUBLIC, *_ROOMS]
 
