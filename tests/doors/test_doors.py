@@ -110,9 +110,8 @@ def test_lists_have_it(shell, what, name):
 
 def test_its_parts_go_through_a_grid(shell):
     data = ["--dataset", "stripes-c", "--corruptions", "dim,fog"]
-    found = shell.offsupport(
-        "bench", "run", *data, "--methods", "source,surer-half,surer-half+sc", "--out", "runs/grid"
-    )
+    methods = "source,surer-half,surer-half+sc"
+    found = shell.offsupport("bench", "run", *data, "--methods", methods, "--out", "runs/grid")
     rows = {(row["method"], row["column"]): row for row in found["rows"]}
     for method in methods.split(","):
         assert rows[method, "stripes-c/dim"]["n"] == 64
