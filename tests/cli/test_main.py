@@ -1,14 +1,18 @@
 """The command line as a whole: help without torch, wrong folders, Ctrl-C."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from offsupport.cli import main
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX: sends a signal to one process alone")
 
 
 def offsupport(*words, **options):
@@ -40,6 +44,7 @@ def test_missing_clean_data_names_the_clean_data(tmp_path):
     assert "cifar-10-batches-py" in done.stderr
 
 
+@posix
 def test_ctrl_c_says_so(tmp_path):
     words = [sys.executable, "-m", "offsupport", "demo", "--out", str(tmp_path)]
     # A background shell may have told its children to ignore the signal; a person's terminal does not.
@@ -55,6 +60,7 @@ def test_ctrl_c_says_so(tmp_path):
     assert "Traceback" not in rest
 
 
+@posix
 def test_ctrl_c_while_a_string_is_executed_ends_with_130_too(tmp_path):
     (tmp_path / "verb.py").write_text(
         "import os, signal\n"
@@ -91,3 +97,29 @@ def test_other_exits_keep_their_code_and_say_nothing(monkeypatch, capsys):
         main.main()
     assert found.value.code == 4
     assert not capsys.readouterr().err
+
+
+def test_a_verb_runs_in_a_thread_which_may_not_handle_signals(monkeypatch):
+    ended = []
+
+    def call():
+        try:
+            main.main()
+        except BaseException as error:
+            ended.append(error)
+
+    monkeypatch.setattr(main, "app", lambda: ended.append("ran"))
+    # As in a fresh process: other tests leave a handler of their own.
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.default_int_handler)
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert ended == ["ran"]
+
+
+def test_a_name_that_the_terminal_cannot_encode_is_printed_in_another_way(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", write_through=True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(main, "app", lambda: sys.stdout.write("caf\udce9 \u4e2d"))
+    main.main()
+    assert terminal.buffer.getvalue() == b"caf\\udce9 \\u4e2d"

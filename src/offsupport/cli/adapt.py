@@ -60,7 +60,7 @@ def adapt(
 
     settings = parse_settings(hyper, "--hyper", "lr=1e-3")
     _check_hyper(settings)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(threads)  # here, not in the library: it is a setting of the whole process
     result = adapt_folder(
         _source_model(model, network, normalization, out.parent), images, method, out=out, batch_size=batch_size,
         preset=preset, source=source, size=size, classes=classes, shuffle=shuffle, episodic=episodic, seed=seed,

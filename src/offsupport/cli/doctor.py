@@ -32,6 +32,7 @@ def examine() -> dict[str, Any]:
     found |= {package: importlib.metadata.version(package) for package in PACKAGES}
     found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     found["cores"] = os.cpu_count()
+    # Beside the cores, as a surprise here is the most frequent reason for a slow run.
     found["threads"] = torch.get_num_threads()
     found["OFFSUPPORT_DATA"] = os.environ.get("OFFSUPPORT_DATA", "not set (only digits can be found)")
     found["adaptation"] = _one_step()
@@ -45,6 +46,7 @@ def _one_step() -> str:
     import offsupport
     from offsupport.nn import resnet18
 
+    # 16 images: fewer would be a small batch, which takes no step.
     x = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     adapted = offsupport.adapt(resnet18(width=4), "tent")
     first, moved = adapted(x), adapted(x)

@@ -10,10 +10,8 @@ import threading
 import typer
 
 from offsupport import __version__
-from offsupport.cli import bench as bench_check
-from offsupport.cli import data, reproduce
+from offsupport.cli import bench, data, reproduce
 from offsupport.cli.adapt import adapt
-from offsupport.cli.bench import bench
 from offsupport.cli.demo import demo
 from offsupport.cli.diagnose import diagnose
 from offsupport.cli.doctor import doctor
@@ -30,8 +28,9 @@ app = typer.Typer(
     help="Makes a trained model right on samples outside its training support.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
+    pretty_exceptions_enable=False,  # a defect of ours should come as the plain traceback people can paste
 )
+# In the order of --help: first what needs nothing, then what works on images of the user's, then grids.
 app.command()(demo)
 app.command()(adapt)
 app.command("list")(list_)
@@ -39,9 +38,9 @@ app.command()(doctor)
 app.command()(diagnose)
 app.command()(train)
 app.add_typer(data.app, name="data")
-bench.command()(bench_check.verify)
-bench.command()(bench_check.diff)
-app.add_typer(bench, name="bench")
+bench.bench.command()(bench.verify)
+bench.bench.command()(bench.diff)
+app.add_typer(bench.bench, name="bench")
 app.command()(reproduce.reproduce)
 app.command()(reproduce.report)
 
@@ -68,7 +67,7 @@ def main() -> None:
         if error.remedy:
             sys.stderr.write(f"  {error.remedy}\n")
         sys.exit(error.exit_code)
-    except OSError as error:
+    except OSError as error:  # a full disk or a missing right is nobody's defect
         sys.stderr.write(f"offsupport: {error}\n  Check the path, its permissions and the space left on the disk.\n")
         sys.exit(2)
     except (SystemExit, KeyboardInterrupt) as end:  # the latter where the signal fell outside what typer watches

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+# A script reads standard output, a person both: with --json nothing but JSON may stand there.
 JSON = typer.Option(False, "--json", help="Print the data as JSON on standard output.")
 
 
@@ -24,6 +25,7 @@ def emit_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
+        # Names must stay whole to be copied; what does not fit is folded, never cut.
         table.add_column(column, justify="left" if i < text_columns else "right", no_wrap=i == 0, overflow="fold")
     for row in rows:
         table.add_row(*row)

@@ -36,6 +36,8 @@ def parse_settings(texts: Sequence[str], option: str, example: str) -> dict[str,
 def _value(text: str) -> Any:
     if text in _PYTHON_WORDS:
         return _PYTHON_WORDS[text]
+    # JSON first: it tells 1 from 1.0 and knows lists and null. What it does not know falls through to a word, so that
+    # nobody has to quote optimizer=sgd twice for the shell.
     with contextlib.suppress(ValueError):
         return json.loads(text)
     with contextlib.suppress(ValueError):

@@ -54,6 +54,7 @@ class SourceModel:
 
 def trained_on(name: str) -> str | None:
     """Return the data set a model was trained on, as far as its name tells; None where it does not."""
+    # Models that are trained on the spot are called after their data; files and functions may be called anything.
     kind, colon, rest = name.partition(":")
     if kind == "zoo":
         dataset: str = zoo.card(rest.partition("@")[0])["recipe"]["dataset"]

@@ -13,6 +13,7 @@ _ROOT = Path(__file__).parent
 
 def names() -> list[str]:
     """Return the names of the models."""
+    # By the card, which training writes last: a folder without one is not finished.
     return sorted(path.parent.name for path in _ROOT.glob("*/card.json"))
 
 
