@@ -18,6 +18,7 @@ import numpy.typing as npt
 from offsupport.core.errors import ConfigError, DataMissingError, InputError, nearest
 from offsupport.core.registry import Registry
 from offsupport.data import cifar, folders
+from offsupport.data.cifar import STORED_SEVERITIES
 from offsupport.data.corrupted import Corrupted
 from offsupport.data.corruptions import CORRUPTIONS
 from offsupport.data.dataset import Arrays, Dataset
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENVIRONMENT = "OFFSUPPORT_DATA"
-STORED_SEVERITIES = 5
 DIGITS_FOLDER = "DIGITS-C"
 CORRUPTED = "-c"
 """What follows the name of a clean data set in that of its corrupted one."""
@@ -200,15 +200,15 @@ def _stored_digits(root: Path, corruption: str, severity: int) -> Dataset | None
     folder = cifar.find_folder(root, DIGITS_FOLDER)
     if not (folder / f"{corruption}.npy").is_file():
         return None
-    rows = cifar.SEVERITIES * len(Digits("test"))
+    rows = STORED_SEVERITIES * len(Digits("test"))
     return cifar.StoredCorruption(folder, corruption, severity, rows=rows, name="digits-c", classes=CLASSES)
 
 
-def _cifar(layout: cifar.Layout, root: Path, split: str, _size: int | None) -> Dataset:
+def _cifar(layout: cifar.CifarLayout, root: Path, split: str, _size: int | None) -> Dataset:
     return cifar.Cifar(root, layout, split)
 
 
-def _stored_cifar(layout: cifar.Layout, root: Path, corruption: str, severity: int) -> Dataset | None:
+def _stored_cifar(layout: cifar.CifarLayout, root: Path, corruption: str, severity: int) -> Dataset | None:
     return cifar.stored_corruption(root, layout, corruption, severity)
 
 

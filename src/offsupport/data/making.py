@@ -33,7 +33,7 @@ from offsupport.core.processes import follow_parent, worker_environment
 from offsupport.core.progress import progress
 from offsupport.data import cifar
 from offsupport.data.catalog import CORRUPTED, DATASETS, DIGITS_FOLDER, Access
-from offsupport.data.cifar import CIFAR10, CIFAR100
+from offsupport.data.cifar import CIFAR10, CIFAR100, STORED_SEVERITIES
 from offsupport.data.corrupted import Corrupted, frost_source
 from offsupport.data.corruptions import CORRUPTIONS, STANDARD, corrupt
 from offsupport.data.dataset import Dataset, Images
@@ -42,7 +42,7 @@ from offsupport.data.pictures import encode_jpeg
 from offsupport.data.spec import StreamSpec
 
 PARTS = ".parts"
-SEVERITIES = range(1, 6)
+SEVERITIES = range(1, STORED_SEVERITIES + 1)
 
 Files = dict[str, dict[str, Any]]
 """Hash and size of each file, by its path relative to the data set's folder."""
@@ -375,7 +375,7 @@ def _begin() -> None:
 # From a request to a manifest.
 
 
-FORMAT = "offsupport-data-1"
+MANIFEST_FORMAT = "offsupport-data-1"
 MANIFEST = "manifest.json"
 LAYOUTS: dict[str, Layout] = {
     "digits-c": NpyLayout(DIGITS_FOLDER),
@@ -468,7 +468,7 @@ def _claim(request: MakeRequest, recipe: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest of an earlier run with this recipe, or a new one; a folder of other content is refused."""
     path, begun = request.folder / MANIFEST, request.folder / PARTS / "recipe.json"
     manifest: dict[str, Any] = {
-        "format": FORMAT,
+        "format": MANIFEST_FORMAT,
         "recipe": recipe,
         "made_with": _versions(),
         "files": {},

@@ -22,7 +22,7 @@ from offsupport.data.dataset import Arrays, Dataset
 from offsupport.data.order import MIXED, Plan, plan_mixed, plan_sequence
 from offsupport.data.spec import ARRAYS, CONCENTRATION, SEVERITY, Order, Schedule, SourceChoice, Stage, StreamSpec
 
-FORMAT = "offsupport-stream-1"
+STREAM_FORMAT = "offsupport-stream-1"
 _READ_AHEAD_PIXELS = 1 << 18
 """Small batches are read together up to this many pixels: 256 images of 32x32, one batch at a time of 224x224."""
 
@@ -194,7 +194,7 @@ class Stream:
     def save(self, path: Path | str) -> None:
         """Write the stream as JSON: its options, its order in full, and the hashes of both data and order."""
         saved = {
-            "format": FORMAT,
+            "format": STREAM_FORMAT,
             "recipe": dataclasses.asdict(self.spec),
             "stages": [list(domain.stage) for domain in self.domains],
             "plan": {name: part.tolist() for name, part in self.plan._asdict().items()},
@@ -224,7 +224,7 @@ class Stream:
             spec = StreamSpec.from_json(saved["recipe"])
             domains = _open(spec, [Stage(*stage) for stage in saved["stages"]], root, arrays, frost_dir)
             plan = Plan(*(np.asarray(saved["plan"][part], dtype=np.int64) for part in Plan._fields))
-            intact = saved["format"] == FORMAT and plan.hash([d.name for d in domains]) == saved["order_hash"]
+            intact = saved["format"] == STREAM_FORMAT and plan.hash([d.name for d in domains]) == saved["order_hash"]
             data_hash = saved["sha256"]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileError(f"{path} is not a saved stream ({error}).", "Save it again with Stream.save.") from error
