@@ -10,6 +10,8 @@ import torch
 import typer.main
 
 from offsupport.cli.main import app
+from offsupport.data.catalog import DATASETS
+from offsupport.data.corruptions import CORRUPTIONS
 from offsupport.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +19,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 ELSEWHERE = {"training.md"}
 """Their blocks need files that tests/training/test_training_docs.py makes."""
+REGISTRIES = (METHODS, CORRUPTIONS, DATASETS)
 SLOW = {"extrapolate.md", "tutorial.md", "theory.md", "data.md", "mae.md"}
 
 
@@ -44,15 +47,15 @@ def prepared():
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    scope, known = prepared(), set(METHODS)
+    scope, known = prepared(), {registry: registry.registered() for registry in REGISTRIES}
     try:
         for block in blocks(page, "python"):
             if "predict_interval" in block:  # the page shows the calls for labels and for numbers in one block
                 block = "\n".join(line for line in block.splitlines() if "predict_interval" not in line)
             exec(compile(block, str(page), "exec"), scope)
     finally:
-        for name in set(METHODS) - known:
-            METHODS._items.pop(name)
+        for registry, items in known.items():  # what a page registers is its own
+            registry._items = items
 
 
 def commands(page):
