@@ -70,6 +70,16 @@ def test_a_registered_corruption_is_known_everywhere_but_in_published_lists():
         corrupt(PICTURES, "grain", 6)
 
 
+def test_a_definition_that_is_run_again_takes_the_place_of_the_first():
+    for _ in range(2):  # as the cell of a notebook
+        add_grain()
+        add_pictures()
+    with pytest.raises(ConfigError, match="registered already"):
+        register_corruption("grain", severities=[1])(lambda images, rng, by: images)
+    with pytest.raises(ConfigError, match="registered already"):
+        register_dataset("pictures")(lambda root, split: (PICTURES, LABELS))
+
+
 def test_constants_may_depend_on_the_size_and_enter_the_hash():
     def add(*constants):
         CORRUPTIONS._items.pop("dim", None)

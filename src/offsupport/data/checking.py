@@ -214,6 +214,7 @@ def _sample(folder: Path, name: str, severity: int) -> Sample:
 
 
 _THUMBNAIL = (32, 32)
+"""What JPEG files are decoded to when only their health is asked about."""
 
 
 def find_tree(folder: Path) -> Finding | None:
@@ -322,6 +323,7 @@ def _image_problem(path: Path) -> str:
 
 def _sample_files(tree: Path, files: Sequence[str]) -> Sample:
     def read(number: int) -> Images:
+        # A stride that is no divisor of usual counts: rows show pictures of several classes.
         return read_picture(tree / files[number * 37 % len(files)])
 
     return read
@@ -344,6 +346,7 @@ def check(folder: Path | str) -> list[Finding]:
         raise DataMissingError(f"{top} is not a folder.", "Give the folder that holds the data.")
     places = [top, *(top / name for name in sub_folders(top))]
     findings = [found for place in places if (found := _recognise(place)) is not None]
+    # Last, since any corrupted set is a folder of images too.
     if not findings:
         images = (find_images(place) for place in (top / "val", top / "train", top))
         findings = [found for found in images if found is not None]

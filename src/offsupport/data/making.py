@@ -173,6 +173,7 @@ class NpyLayout(Layout):
     def run(self, request: MakeRequest, unit: Unit) -> None:
         """Corrupt the whole split at one severity, piece by piece, into a file of raw pixels."""
         corrupted = Corrupted(request.clean, unit.corruption, unit.severity, request.seed, frost_dir=request.frost_dir)
+        # Raw pixels without a header, so that the five parts can be joined by copying.
         with atomic(_npy_part(request, unit)) as file:
             for start in range(0, len(corrupted), _CHUNK):
                 rows = np.arange(start, min(start + _CHUNK, len(corrupted)))
@@ -246,6 +247,7 @@ class TreeLayout(Layout):
     def run(self, request: MakeRequest, unit: Unit) -> None:
         """Corrupt the images of one class at one severity into a folder of JPEG files."""
         final = _tree_part(request, unit)
+        # By process: a worker that outlives a killed run for a moment must not write into a new one's folder.
         half = final.with_name(f"{final.name}.{os.getpid()}.tmp")
         half.mkdir(parents=True)
         for row in _rows_of(request, unit.part):
@@ -550,5 +552,6 @@ def _finish(request: MakeRequest, corruption: str, manifest: dict[str, Any]) -> 
     files, skipped = find_layout(request.name).finish(request, corruption)
     manifest["files"].update(files)
     manifest["skipped"] = sorted({*manifest["skipped"], *skipped})
+    # Listed before its parts are removed: killed in between, a rerun finds it done.
     write_json(request.folder / MANIFEST, manifest)
     find_layout(request.name).clear(request, corruption)
