@@ -14,6 +14,7 @@ from offsupport.core import files
 from offsupport.core.errors import FileError
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which file a descriptor is of")
 def test_the_order_is_write_fsync_rename_fsync_of_the_folder(tmp_path, monkeypatch):
     calls = []
     fsync, replace = os.fsync, Path.replace
@@ -65,7 +66,8 @@ def test_folders_are_made_and_files_are_readable_by_others(tmp_path):
     path = tmp_path / "a" / "b" / "f.json"
     files.write_json(path, {"b": 1, "a": [1.5, None]})
     assert files.read_json(path) == {"a": [1.5, None], "b": 1}
-    assert path.stat().st_mode & 0o777 == 0o644
+    if sys.platform != "win32":  # which has other rights
+        assert path.stat().st_mode & 0o777 == 0o644
     assert path.read_text().endswith("\n")
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -67,6 +68,16 @@ def test_a_registered_corruption_is_known_everywhere_but_in_published_lists():
     assert contact_sheet(PICTURES, ["grain"]).size[0] > 100
     with pytest.raises(ConfigError, match="Choose 1-5"):
         corrupt(PICTURES, "grain", 6)
+
+
+def test_a_definition_that_is_run_again_takes_the_place_of_the_first():
+    for _ in range(2):  # as the cell of a notebook
+        add_grain()
+        add_pictures()
+    with pytest.raises(ConfigError, match="registered already"):
+        register_corruption("grain", severities=[1])(lambda images, rng, by: images)
+    with pytest.raises(ConfigError, match="registered already"):
+        register_dataset("pictures")(lambda root, split: (PICTURES, LABELS))
 
 
 def test_constants_may_depend_on_the_size_and_enter_the_hash():
@@ -177,16 +188,14 @@ def test_a_registered_data_set_comes_with_its_corrupted_twin():
     check_dataset("pictures-c")
 
 
-def test_a_registered_data_set_is_made_read_and_checked(tmp_path):
+def test_a_registered_data_set_is_made_read_and_checked(tmp_path, monkeypatch):
     add_grain()
     add_pictures(needs_root=True, layout="pictures.npy")
     with pytest.raises(DataMissingError, match=r"needs pictures\.npy"):
         load("pictures")
-    manifest = make("pictures-c", tmp_path, tmp_path, corruptions=(), workers=1)
-    assert sorted(manifest["files"]) == ["labels.npy"]
-    for name in ("grain", "contrast"):
-        pixels = [corrupt(PICTURES[20:], name, severity) for severity in range(1, 6)]
-        np.save(tmp_path / "pictures-c" / f"{name}.npy", np.concatenate(pixels))
+    monkeypatch.setattr("offsupport.data.making.worker_pool", ThreadPoolExecutor)
+    manifest = make("pictures-c", tmp_path, tmp_path, corruptions=["grain", "contrast"], workers=1)
+    assert sorted(manifest["files"]) == ["contrast.npy", "grain.npy", "labels.npy"]
     stored = load("pictures-c", tmp_path, corruption="grain", severity=4)
     assert stored.source == "files"
     made = load("pictures-c", tmp_path, corruption="grain", severity=4, source="generated")
@@ -312,15 +321,6 @@ def test_an_installed_package_is_known_on_the_command_line_and_in_its_workers(in
     )
     assert sorted(manifest["files"]) == ["fog.npy", "labels.npy", "vignette.npy"]
     assert np.load(tmp_path / "made" / "stripes-c" / "vignette.npy").shape == (200, 32, 32, 3)
-
-
-@pytest.mark.slow  # a model has to be trained first
-def test_a_grid_knows_the_parts_of_an_installed_package(installed, tmp_path):
-    options = ["--dataset", "stripes-c", "--corruptions", "vignette", "--methods", "source", "--workers", "2"]
-    installed("bench", "run", *options, "--out", "run")
-    [stored] = [json.loads(path.read_bytes()) for path in (tmp_path / "run" / "cells").glob("*.json")]
-    assert stored["record"]["cell"]["config"]["corruption"] == "vignette"
-    assert stored["record"]["deterministic"]["n"] == 40
 
 
 def test_published_lists_are_made_before_anybody_else_registers():

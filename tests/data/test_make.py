@@ -20,6 +20,8 @@ from offsupport.data.folders import IMAGENET100
 from offsupport.data.making import make
 from offsupport.data.pictures import read_picture
 
+posix = pytest.mark.skipif(sys.platform == "win32", reason="counts on groups of processes")
+
 
 @pytest.fixture
 def in_process(monkeypatch):
@@ -171,6 +173,7 @@ def finished_units(out):
 
 
 @pytest.mark.fault
+@posix
 def test_killed_and_rerun_gives_the_same_bytes(tmp_path):
     write_imagenet100(tmp_path)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -201,6 +204,7 @@ def ends(group):
 
 
 @pytest.mark.fault
+@posix
 def test_killed_npy_job_resumes_to_the_same_bytes(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     names = "glass_blur,spatter,jpeg_compression"

@@ -1,6 +1,5 @@
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -136,7 +135,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     process = subprocess.Popen(command(recipe, "--out", tmp_path / "run"), stderr=subprocess.DEVNULL)
     while not (tmp_path / "run" / "log.jsonl").exists():
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     assert not (tmp_path / "run" / "card.json").exists()
     subprocess.run(command(recipe, "--out", tmp_path / "run"), check=True, capture_output=True)

@@ -23,6 +23,7 @@ _STRIDES = "strides"
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> None:
     """Write tensors and a manifest of plain JSON values to one file, whole or not at all."""
+    # The format holds rows only, so other layouts are written down beside it.
     body = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     strides = {name: tensor.stride() for name, tensor in tensors.items() if tensor.stride() != _by_rows(tensor)}
     text = canonical_json({"schema": SCHEMA, **manifest, **({_STRIDES: strides} if strides else {})})
@@ -85,7 +86,7 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
     sha = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
+    for name in sorted(tensors):  # files keep no order
         tensor = tensors[name].detach().cpu().contiguous()
         sha.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)

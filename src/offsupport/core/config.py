@@ -72,6 +72,7 @@ def _fits(value: Any, hint: Any) -> bool:
             if value in typing.get_args(option):
                 return True
         elif option is float:
+            # True is an int to Python, but a learning rate of True is a mistake; so are NaN and infinity.
             if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
                 return True
         elif option is int:

@@ -21,6 +21,7 @@ class OffsupportError(Exception):
         self.message = message
         self.remedy = remedy
 
+    # Unpickling would call the class with the joined text; with both parts a worker's error keeps its remedy.
     def __reduce__(self) -> tuple[type[OffsupportError], tuple[str, str]]:
         return type(self), (self.message, self.remedy)
 
@@ -74,6 +75,7 @@ def nearest(name: str, known: Iterable[str], beside: Iterable[str] = ()) -> str:
     """
     known = sorted(known)
     spelt = {each.lower(): each for each in (*known, *beside)}
+    # 0.5 is generous: a wrong guess costs a glance, a missing one a look into the docs.
     close = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
     if close:
         return f"Did you mean {spelt[close[0]]!r}?"

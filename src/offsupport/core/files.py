@@ -29,6 +29,7 @@ def atomic(path: Path | str) -> Iterator[IO[bytes]]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a rename is atomic within one file system only.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
@@ -40,7 +41,7 @@ def atomic(path: Path | str) -> Iterator[IO[bytes]]:
         temporary.chmod(0o644)
         _replace(temporary, path)
         _sync_folder(path.parent)
-    except BaseException:
+    except BaseException:  # Ctrl-C too must leave nothing half-written behind
         temporary.unlink(missing_ok=True)
         raise
 
@@ -50,6 +51,7 @@ def require_folder(path: Path | str) -> Path:
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        # Trying is the only test that rights, quotas and read-only mounts all answer truly.
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError as error:
@@ -64,7 +66,7 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 
 def write_text(path: Path | str, text: str) -> None:
     """Write ``text`` to ``path`` as UTF-8, whole or not at all."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode())  # as bytes: text mode would end lines differently on Windows, and hashes with them
 
 
 def canonical_json(value: Any) -> str:

@@ -24,9 +24,11 @@ def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
 
 @contextlib.contextmanager
 def _bar(title: str, total: int) -> Iterator[Callable[..., None]]:
+    # Deferred: rich takes longer to import than short commands take.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    # Transient, and on standard error: what stays on the screen and what a pipe reads is the result alone.
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     display = Progress(*columns, console=Console(stderr=True), transient=True)
     task = display.add_task(title, total=total)

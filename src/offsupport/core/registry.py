@@ -5,11 +5,22 @@ from __future__ import annotations
 import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from types import FunctionType
+from typing import Any, Generic, TypeVar
 
 from offsupport.core.errors import ConfigError, nearest
 
 T = TypeVar("T")
+
+
+def same_definition(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions come from one place in the code, which was run again: a notebook's cell, a reloaded module.
+
+    Such a second one is the first one improved, and takes its place; any other of the name is a clash.
+    """
+    if not isinstance(one, FunctionType) or not isinstance(other, FunctionType):
+        return False
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 class Registry(Generic[T]):
@@ -30,11 +41,16 @@ class Registry(Generic[T]):
         self._items: dict[str, T] = {}
         self._outside: dict[str, importlib.metadata.EntryPoint] | None = None
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that stores its argument under ``name``; a name is taken once."""
+    def register(self, name: str, *, replace: bool = False) -> Callable[[T], T]:
+        """Return a decorator that stores its argument under ``name``; a name is taken once.
+
+        Args:
+            name: What it is called.
+            replace: Whether it may take the place of one of that name; see :func:`same_definition`.
+        """
 
         def store(item: T) -> T:
-            if name in self._items:
+            if name in self._items and not replace:
                 raise ConfigError(f"The {self.kind} {name!r} is registered already.", "Choose another name.")
             self._items[name] = item
             return item

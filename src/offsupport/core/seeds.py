@@ -15,5 +15,6 @@ def derive_seed(*parts: int | str) -> int:
         >>> derive_seed("stream", 0) == derive_seed("stream", 1)
         False
     """
+    # JSON keeps the parts apart: ("ab", "c") and ("a", "bc"), or 1 and "1", are different seeds.
     digest = hashlib.sha256(json.dumps(parts).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    return int.from_bytes(digest[:8], "big") >> 1  # 63 bits fit wherever seeds are signed numbers

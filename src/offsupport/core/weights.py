@@ -38,7 +38,7 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise FileError(f"{path} is a web page, not weights.", "Download the file itself, not the page about it.")
     if start.startswith(b"version https://git-lfs"):
         raise FileError(f"{path} is a Git LFS pointer, not weights.", "Fetch the file it points to: git lfs pull.")
-    if start[8:9] == b"{":
+    if start[8:9] == b"{":  # a safetensors file is a length of eight bytes and a JSON header
         return _read_safetensors(path)
     return _state_dict(_read_torch(path), path), {}
 
@@ -69,7 +69,7 @@ def _read_torch(path: Path) -> Any:
 
 
 def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
-    for name in WRAPPERS:
+    for name in WRAPPERS:  # one may lie inside another
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
             found = found[name]
     tensors = found.items() if isinstance(found, Mapping) else ()

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy.typing as npt
 
 from offsupport.core.errors import ConfigError, DataMissingError, InputError, nearest
-from offsupport.core.registry import Registry
+from offsupport.core.registry import Registry, same_definition
 from offsupport.data import cifar, folders
+from offsupport.data.cifar import STORED_SEVERITIES
 from offsupport.data.corrupted import Corrupted
 from offsupport.data.corruptions import CORRUPTIONS
 from offsupport.data.dataset import Arrays, Dataset
@@ -29,10 +30,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENVIRONMENT = "OFFSUPPORT_DATA"
-STORED_SEVERITIES = 5
 DIGITS_FOLDER = "DIGITS-C"
 CORRUPTED = "-c"
 """What follows the name of a clean data set in that of its corrupted one."""
+
+
+Pair: TypeAlias = "tuple[npt.ArrayLike | Tensor, npt.ArrayLike | Tensor]"
+Triple: TypeAlias = "tuple[npt.ArrayLike | Tensor, npt.ArrayLike | Tensor, Sequence[str]]"
+Opener: TypeAlias = Callable[[Path, str], "Dataset | Pair | Triple"]
+"""Takes the root and a split; returns images and labels, perhaps with class names, or a :class:`Dataset`."""
+O = TypeVar("O", bound=Opener)  # noqa: E741 - an opener
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +54,7 @@ class Entry:
         needs_root: Whether it needs files.
         release_jpeg: Quality of the JPEG that the release passed its images through; None for raw pixels.
         splits: The splits it has.
-        registered: Whether somebody registered it through :func:`register_dataset`.
+        function: The function that somebody registered through :func:`register_dataset`; None for our own.
     """
 
     about: str
@@ -57,7 +64,7 @@ class Entry:
     needs_root: bool = True
     release_jpeg: int | None = None
     splits: tuple[str, ...] = ("test", "train")
-    registered: bool = False
+    function: Opener | None = None
 
 
 class _Datasets(Registry[Entry]):
@@ -82,13 +89,6 @@ DATASETS: Registry[Entry] = _Datasets("data set", group="offsupport.datasets")
 
 
 # Other people's data sets.
-
-
-Pair: TypeAlias = "tuple[npt.ArrayLike | Tensor, npt.ArrayLike | Tensor]"
-Triple: TypeAlias = "tuple[npt.ArrayLike | Tensor, npt.ArrayLike | Tensor, Sequence[str]]"
-Opener: TypeAlias = Callable[[Path, str], "Dataset | Pair | Triple"]
-"""Takes the root and a split; returns images and labels, perhaps with class names, or a :class:`Dataset`."""
-O = TypeVar("O", bound=Opener)  # noqa: E741 - an opener
 
 
 def register_dataset(
@@ -132,9 +132,12 @@ def register_dataset(
     def store(function: O) -> O:
         clean = partial(_open_registered, name, function, tuple(splits), needs_root)
         entry = Entry(
-            about=about, layout=layout, clean=clean, needs_root=needs_root, splits=tuple(splits), registered=True
+            about=about, layout=layout, clean=clean, needs_root=needs_root, splits=tuple(splits), function=function
         )
-        DATASETS.register(name)(entry)
+        earlier = DATASETS.registered().get(name)
+        known = earlier.function if earlier else None
+        again = known is not None and same_definition(known, function)
+        DATASETS.register(name, replace=again)(entry)
         twin = Entry(
             about=f"{name} under the corruptions; made on the fly where files are missing",
             layout=f"{layout}, or {name}{CORRUPTED}/<corruption>.npy and labels.npy",
@@ -142,9 +145,9 @@ def register_dataset(
             stored=partial(_stored_npy, f"{name}{CORRUPTED}", clean),
             needs_root=needs_root,
             splits=tuple(splits),
-            registered=True,
+            function=function,
         )
-        DATASETS.register(f"{name}{CORRUPTED}")(twin)
+        DATASETS.register(f"{name}{CORRUPTED}", replace=again)(twin)
         return function
 
     return store
@@ -200,15 +203,15 @@ def _stored_digits(root: Path, corruption: str, severity: int) -> Dataset | None
     folder = cifar.find_folder(root, DIGITS_FOLDER)
     if not (folder / f"{corruption}.npy").is_file():
         return None
-    rows = cifar.SEVERITIES * len(Digits("test"))
+    rows = STORED_SEVERITIES * len(Digits("test"))
     return cifar.StoredCorruption(folder, corruption, severity, rows=rows, name="digits-c", classes=CLASSES)
 
 
-def _cifar(layout: cifar.Layout, root: Path, split: str, _size: int | None) -> Dataset:
+def _cifar(layout: cifar.CifarLayout, root: Path, split: str, _size: int | None) -> Dataset:
     return cifar.Cifar(root, layout, split)
 
 
-def _stored_cifar(layout: cifar.Layout, root: Path, corruption: str, severity: int) -> Dataset | None:
+def _stored_cifar(layout: cifar.CifarLayout, root: Path, corruption: str, severity: int) -> Dataset | None:
     return cifar.stored_corruption(root, layout, corruption, severity)
 
 
@@ -351,6 +354,7 @@ class Access:
     @property
     def place(self) -> Path | None:
         """The given root, else ``$OFFSUPPORT_DATA`` for data sets that need one."""
+        # digits-c is made without files, so that a folder for other data must not be searched for it unasked.
         fallback = os.environ.get(ENVIRONMENT) if self.entry.needs_root else None
         given = self.root if self.root is not None else fallback
         return Path(given) if given else None
@@ -391,6 +395,7 @@ class Access:
         found.arguments(max(found.rows, key=lambda side: len(found.rows[side])), severity)
 
     def _stored(self, corruption: str, severity: int) -> Dataset | None:
+        # The release has one seed, whole images and its own frost; anything else was never stored.
         own_wishes = (self.spec.block, self.spec.corruption_seed, self.frost_dir) != (None, None, None)
         in_release = self.spec.split == "test" and severity <= STORED_SEVERITIES and not own_wishes
         if self.spec.wanted_source == "generated" or not in_release or self.entry.stored is None or self.place is None:

@@ -13,13 +13,21 @@ from PIL import Image
 from offsupport.core.errors import DataMissingError, FileError, OffsupportError
 from offsupport.core.files import read_json
 from offsupport.core.progress import progress
-from offsupport.data.catalog import DIGITS_FOLDER, STORED_SEVERITIES
-from offsupport.data.cifar import CIFAR10, CIFAR100, SEVERITIES, Cifar, Layout, StoredCorruption, open_npy
+from offsupport.data.catalog import DIGITS_FOLDER
+from offsupport.data.cifar import (
+    CIFAR10,
+    CIFAR100,
+    STORED_SEVERITIES,
+    Cifar,
+    CifarLayout,
+    StoredCorruption,
+    open_npy,
+)
 from offsupport.data.corruptions import CORRUPTIONS, STANDARD, list_corruptions
 from offsupport.data.dataset import Images
 from offsupport.data.digits import Digits
 from offsupport.data.folders import IMAGENET100, IMAGENET_CLASSES, list_images, sub_folders
-from offsupport.data.making import LAYOUTS, MANIFEST, PARTS, compare_file
+from offsupport.data.making import LAYOUTS, MANIFEST, PARTS, SEVERITIES, compare_file
 from offsupport.data.pictures import read_picture
 from offsupport.data.sheet import draw_grid
 
@@ -101,7 +109,7 @@ def read_manifest(folder: Path, finding: Finding) -> dict[str, Any]:
 _ROWS: dict[str, Callable[[], int]] = {
     CIFAR10.corrupted: lambda: 50_000,
     CIFAR100.corrupted: lambda: 50_000,
-    DIGITS_FOLDER: lambda: SEVERITIES * len(Digits("test")),
+    DIGITS_FOLDER: lambda: STORED_SEVERITIES * len(Digits("test")),
 }
 
 
@@ -114,7 +122,7 @@ def find_cifar(folder: Path) -> Finding | None:
     return None
 
 
-def _check_cifar(folder: Path, layout: Layout) -> Finding:
+def _check_cifar(folder: Path, layout: CifarLayout) -> Finding:
     finding = Finding(layout.name, folder)
     for split, files in layout.splits.items():
         absent = [file for file in (*files, layout.meta[0]) if not (folder / file).is_file()]
@@ -144,13 +152,9 @@ def find_npy(folder: Path) -> Finding | None:
             finding.damaged[f"{name}.npy"] = problem
         else:
             finding.present.append(name)
-            finding.samples[name] = {severity: _sample(folder, name, severity) for severity in _severities()}
+            finding.samples[name] = {severity: _sample(folder, name, severity) for severity in SEVERITIES}
     finding.missing += [f"{name}.npy" for name in STANDARD if name not in stored]
     return finding
-
-
-def _severities() -> range:
-    return range(1, STORED_SEVERITIES + 1)
 
 
 def _check_labels(folder: Path, finding: Finding, listed: dict[str, Any]) -> int | None:
@@ -178,9 +182,9 @@ def _check_labels(folder: Path, finding: Finding, listed: dict[str, Any]) -> int
 def _label_problem(labels: Any, expected: int | None) -> str:
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         return f"holds {labels.dtype} of shape {labels.shape}, not a list of integers"
-    if len(labels) % SEVERITIES or len(labels) != (expected or len(labels)):
+    if len(labels) % STORED_SEVERITIES or len(labels) != (expected or len(labels)):
         return f"has {len(labels)} rows, not {expected or 'a multiple of 5'}"
-    blocks = np.asarray(labels).reshape(SEVERITIES, -1)
+    blocks = np.asarray(labels).reshape(STORED_SEVERITIES, -1)
     return "" if (blocks == blocks[0]).all() else "does not repeat the same labels for each severity"
 
 
@@ -210,6 +214,7 @@ def _sample(folder: Path, name: str, severity: int) -> Sample:
 
 
 _THUMBNAIL = (32, 32)
+"""What JPEG files are decoded to when only their health is asked about."""
 
 
 def find_tree(folder: Path) -> Finding | None:
@@ -220,7 +225,7 @@ def find_tree(folder: Path) -> Finding | None:
     trees = {
         (name, severity): place / str(severity)
         for name, place in places.items()
-        for severity in range(1, STORED_SEVERITIES + 1)
+        for severity in SEVERITIES
         if (place / str(severity)).is_dir()
     }
     classes = sorted({sub for tree in trees.values() for sub in sub_folders(tree)})
@@ -253,7 +258,7 @@ def _check_corruption(
     finding: Finding, name: str, trees: dict[tuple[str, int], Path], expected: int, listed: dict[str, Any]
 ) -> None:
     before = len(finding.missing) + len(finding.damaged)
-    for severity in range(1, STORED_SEVERITIES + 1):
+    for severity in SEVERITIES:
         tree = trees.get((name, severity))
         classes = sub_folders(tree) if tree else []
         if tree is None:
@@ -318,6 +323,7 @@ def _image_problem(path: Path) -> str:
 
 def _sample_files(tree: Path, files: Sequence[str]) -> Sample:
     def read(number: int) -> Images:
+        # A stride that is no divisor of usual counts: rows show pictures of several classes.
         return read_picture(tree / files[number * 37 % len(files)])
 
     return read
@@ -340,6 +346,7 @@ def check(folder: Path | str) -> list[Finding]:
         raise DataMissingError(f"{top} is not a folder.", "Give the folder that holds the data.")
     places = [top, *(top / name for name in sub_folders(top))]
     findings = [found for place in places if (found := _recognise(place)) is not None]
+    # Last, since any corrupted set is a folder of images too.
     if not findings:
         images = (find_images(place) for place in (top / "val", top / "train", top))
         findings = [found for found in images if found is not None]

@@ -184,11 +184,12 @@ def _text(value: Any) -> str:
 
 
 SIDE = 32
-SEVERITIES = 5
+STORED_SEVERITIES = 5
+"""How many severities the files of corrupted data sets hold, whatever the layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class CifarLayout:
     """Where one of the two data sets keeps what.
 
     Args:
@@ -210,7 +211,7 @@ class Layout:
     classes: int
 
 
-CIFAR10 = Layout(
+CIFAR10 = CifarLayout(
     name="cifar10",
     folder="cifar-10-batches-py",
     corrupted="CIFAR-10-C",
@@ -219,7 +220,7 @@ CIFAR10 = Layout(
     meta=("batches.meta", "label_names"),
     classes=10,
 )
-CIFAR100 = Layout(
+CIFAR100 = CifarLayout(
     name="cifar100",
     folder="cifar-100-python",
     corrupted="CIFAR-100-C",
@@ -235,7 +236,7 @@ class Cifar(Arrays):
 
     source = "files"
 
-    def __init__(self, root: Path, layout: Layout, split: str = "test") -> None:
+    def __init__(self, root: Path, layout: CifarLayout, split: str = "test") -> None:
         if split not in layout.splits:
             raise ConfigError(f"{layout.name} has no split {split!r}.", nearest(split, layout.splits))
         folder = find_folder(root, layout.folder)
@@ -293,7 +294,7 @@ class StoredCorruption(Dataset):
                 f"{folder / 'labels.npy'} holds {labels.dtype} of shape {labels.shape}, not {rows} integers.",
                 f"Make it again with `offsupport data make {name}`, or get the official file.",
             )
-        size = rows // SEVERITIES
+        size = rows // STORED_SEVERITIES
         self._first = (severity - 1) * size
         super().__init__(name, np.array(labels[self._first : self._first + size]), classes)
 
@@ -321,7 +322,7 @@ def open_npy(path: Path) -> Any:
 
 
 def stored_corruption(
-    root: Path, layout: Layout, corruption: str, severity: int, clean_rows: int = 10_000
+    root: Path, layout: CifarLayout, corruption: str, severity: int, clean_rows: int = 10_000
 ) -> Dataset | None:
     """Return a stored corruption, or None if there is no file for it."""
     folder = find_folder(root, layout.corrupted)
@@ -329,11 +330,11 @@ def stored_corruption(
         return None
     names = find_folder(root, layout.folder) / layout.meta[0]
     classes = _read_names(names, layout) if names.is_file() else tuple(map(str, range(layout.classes)))
-    rows = SEVERITIES * clean_rows
+    rows = STORED_SEVERITIES * clean_rows
     return StoredCorruption(folder, corruption, severity, rows=rows, name=f"{layout.name}-c", classes=classes)
 
 
-def _read_batch(path: Path, layout: Layout) -> tuple[Images, Labels]:
+def _read_batch(path: Path, layout: CifarLayout) -> tuple[Images, Labels]:
     batch = read_pickle(path)
     pixels, labels = (batch.get("data"), batch.get(layout.labels)) if isinstance(batch, dict) else (None, None)
     if not _are_pixels(pixels) or not _are_labels(labels, len(pixels), layout.classes):
@@ -355,7 +356,7 @@ def _are_labels(labels: Any, count: int, classes: int) -> bool:
     return all(isinstance(label, (int, np.integer)) and 0 <= label < classes for label in labels)
 
 
-def _read_names(path: Path, layout: Layout) -> tuple[str, ...]:
+def _read_names(path: Path, layout: CifarLayout) -> tuple[str, ...]:
     meta = read_pickle(path)
     names = meta.get(layout.meta[1]) if isinstance(meta, dict) else None
     if not isinstance(names, list) or len(names) != layout.classes:

@@ -22,6 +22,7 @@ Rows: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 Source: TypeAlias = Literal["files", "generated", "memory"]
 
 _HASH_ROWS = 4096
+"""Read at a time for a hash: a data set need not fit into memory."""
 
 
 class Dataset(ABC):
@@ -72,6 +73,7 @@ class Dataset(ABC):
             if start == 0:
                 sha.update(repr(block.shape[1:]).encode())
             sha.update(np.ascontiguousarray(block).data)
+        # After the pixels, as 64-bit numbers: a hash must not tell the type that labels were stored in.
         sha.update(little_endian(self.labels))
         return sha.hexdigest()
 
@@ -99,6 +101,7 @@ class Arrays(Dataset):
                 f"Got images of shape {pixels.shape} and {len(self.labels)} labels.",
                 "Give uint8 images (n, height, width, 3) or float images (n, 3, height, width), and n labels.",
             )
+        # Floats are kept as they came: rounding them to 256 levels is for corruptions, which need bytes.
         self._uint8 = pixels if pixels.dtype == np.uint8 else None
         self._float = None if pixels.dtype == np.uint8 else _unit_float(pixels)
         if self._uint8 is not None and pixels.shape[-1] != 3:

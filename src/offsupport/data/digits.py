@@ -58,6 +58,7 @@ def _cubic_weights(n_in: int, n_out: int) -> npt.NDArray[np.float64]:
 
 
 def _test_mask(labels: Labels) -> npt.NDArray[np.bool_]:
+    # Class by class, so that both splits have the same share of each digit.
     rng = np.random.default_rng(derive_seed("digits split"))
     is_test = np.zeros(len(labels), dtype=bool)
     for digit in range(10):

@@ -96,6 +96,7 @@ class Folder(Dataset):
         return read_picture(self.folder / self.files[row], self.resize, self.crop)
 
     def _hash(self) -> str:
+        # Reading a million images to name a data set would take longer than most experiments on it.
         sizes = [(self.folder / file).stat().st_size for file in self.files]
         parts = [self.files, sizes, self.labels.tolist(), self.resize, self.crop]
         return sha256_bytes(canonical_json(parts).encode())
@@ -106,6 +107,7 @@ def list_images(folder: Path, sub: str) -> list[str]:
     place = folder / sub
     if not place.is_dir():
         return []
+    # By name and without asking the system about each: ImageNet has 1.2 million files.
     with os.scandir(place) as entries:
         names = [e.name for e in entries if Path(e.name).suffix.lower() in _EXTENSIONS and not e.name.startswith(".")]
     return [f"{sub}/{name}" if sub else name for name in sorted(names)]
@@ -138,6 +140,7 @@ def open_imagenet(root: Path, split: str, classes: Sequence[str] | None, name: s
     if split not in _SPLITS:
         raise ConfigError(f"{name} has no split {split!r}.", nearest(split, _SPLITS))
     part = _SPLITS[split]
+    # Archives are unpacked under several names; a folder that holds the classes itself comes last.
     tops = [top for top in (name, "imagenet", "ImageNet", "ILSVRC2012", "") if (root / top).is_dir()]
     places = [root / top / part for top in tops] + [root]
     for place in places:

@@ -33,7 +33,7 @@ from offsupport.core.processes import follow_parent, worker_environment
 from offsupport.core.progress import progress
 from offsupport.data import cifar
 from offsupport.data.catalog import CORRUPTED, DATASETS, DIGITS_FOLDER, Access
-from offsupport.data.cifar import CIFAR10, CIFAR100
+from offsupport.data.cifar import CIFAR10, CIFAR100, STORED_SEVERITIES
 from offsupport.data.corrupted import Corrupted, frost_source
 from offsupport.data.corruptions import CORRUPTIONS, STANDARD, corrupt
 from offsupport.data.dataset import Dataset, Images
@@ -42,7 +42,7 @@ from offsupport.data.pictures import encode_jpeg
 from offsupport.data.spec import StreamSpec
 
 PARTS = ".parts"
-SEVERITIES = range(1, 6)
+SEVERITIES = range(1, STORED_SEVERITIES + 1)
 
 Files = dict[str, dict[str, Any]]
 """Hash and size of each file, by its path relative to the data set's folder."""
@@ -173,6 +173,7 @@ class NpyLayout(Layout):
     def run(self, request: MakeRequest, unit: Unit) -> None:
         """Corrupt the whole split at one severity, piece by piece, into a file of raw pixels."""
         corrupted = Corrupted(request.clean, unit.corruption, unit.severity, request.seed, frost_dir=request.frost_dir)
+        # Raw pixels without a header, so that the five parts can be joined by copying.
         with atomic(_npy_part(request, unit)) as file:
             for start in range(0, len(corrupted), _CHUNK):
                 rows = np.arange(start, min(start + _CHUNK, len(corrupted)))
@@ -246,6 +247,7 @@ class TreeLayout(Layout):
     def run(self, request: MakeRequest, unit: Unit) -> None:
         """Corrupt the images of one class at one severity into a folder of JPEG files."""
         final = _tree_part(request, unit)
+        # By process: a worker that outlives a killed run for a moment must not write into a new one's folder.
         half = final.with_name(f"{final.name}.{os.getpid()}.tmp")
         half.mkdir(parents=True)
         for row in _rows_of(request, unit.part):
@@ -375,7 +377,7 @@ def _begin() -> None:
 # From a request to a manifest.
 
 
-FORMAT = "offsupport-data-1"
+MANIFEST_FORMAT = "offsupport-data-1"
 MANIFEST = "manifest.json"
 LAYOUTS: dict[str, Layout] = {
     "digits-c": NpyLayout(DIGITS_FOLDER),
@@ -468,7 +470,7 @@ def _claim(request: MakeRequest, recipe: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest of an earlier run with this recipe, or a new one; a folder of other content is refused."""
     path, begun = request.folder / MANIFEST, request.folder / PARTS / "recipe.json"
     manifest: dict[str, Any] = {
-        "format": FORMAT,
+        "format": MANIFEST_FORMAT,
         "recipe": recipe,
         "made_with": _versions(),
         "files": {},
@@ -550,5 +552,6 @@ def _finish(request: MakeRequest, corruption: str, manifest: dict[str, Any]) -> 
     files, skipped = find_layout(request.name).finish(request, corruption)
     manifest["files"].update(files)
     manifest["skipped"] = sorted({*manifest["skipped"], *skipped})
+    # Listed before its parts are removed: killed in between, a rerun finds it done.
     write_json(request.folder / MANIFEST, manifest)
     find_layout(request.name).clear(request, corruption)

@@ -47,6 +47,7 @@ def plan_sequence(stages: Sequence[tuple[int, str]], labels: Sequence[Labels], s
     visits: dict[str, int] = {}
     for domain, name in stages:
         chosen = _subset(len(labels[domain]), spec)
+        # Each visit has a seed of its own, by name: a domain's order does not depend on which others come before it.
         visits[name] = visits.get(name, -1) + 1
         rng = np.random.default_rng(derive_seed("order", spec.seed, name, visits[name]))
         rows = chosen[permutation(labels[domain][chosen], spec.order, rng, spec.concentration)]
@@ -75,6 +76,7 @@ def permutation(labels: Labels, order: Order, rng: np.random.Generator, concentr
         rng: Where the draws come from.
         concentration: Of the Dirichlet order: towards 0 a class comes in few bursts, large values approach ``iid``.
     """
+    # Shuffled first in every order: within a class, files lie as they were collected.
     shuffled = rng.permutation(len(labels)).astype(np.int64)
     if order == "iid":
         return shuffled
@@ -103,6 +105,7 @@ def _subset(n: int, spec: StreamSpec) -> Integers:
     """Rows that ``limit`` keeps: the same for every domain of this length, so that comparisons are paired."""
     if spec.limit is None or spec.limit >= n:
         return np.arange(n, dtype=np.int64)
+    # The first of one permutation, so that a smaller limit is a subset of a larger one.
     rng = np.random.default_rng(derive_seed("limit", spec.seed))
     return np.sort(rng.permutation(n)[: spec.limit]).astype(np.int64)
 

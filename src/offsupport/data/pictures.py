@@ -13,6 +13,7 @@ from offsupport.data.dataset import Images
 
 RELEASE_QUALITY = 85
 """JPEG quality of every image in ImageNet-C."""
+BILINEAR = Image.Resampling.BILINEAR
 
 
 def encode_jpeg(image: Images, quality: int = RELEASE_QUALITY) -> bytes:
@@ -39,15 +40,14 @@ def read_picture(path: Path, resize: int | None = None, crop: int | None = None)
     try:
         with Image.open(path) as picture:
             rgb = picture.convert("RGB")
+    # Pillow answers damaged files with any of these, by format.
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise FileError(f"{path} cannot be read as an image ({error}).", "Replace or remove it.") from error
     if resize is not None:
         scale = resize / min(rgb.size)
+        # Rounding may not take the shorter side below what is then cropped.
         rgb = rgb.resize((max(resize, round(rgb.width * scale)), max(resize, round(rgb.height * scale))), BILINEAR)
     return np.asarray(rgb if crop is None else _centre(rgb, crop, path))
-
-
-BILINEAR = Image.Resampling.BILINEAR
 
 
 def _centre(picture: Image.Image, side: int, path: Path) -> Image.Image:

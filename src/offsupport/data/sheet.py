@@ -1,4 +1,4 @@
-"""Pictures in a labelled grid."""
+"""Contact sheets: pictures in a labelled grid, and every corruption at every severity at a glance."""
 
 from __future__ import annotations
 
@@ -41,11 +41,9 @@ def draw_grid(titles: Sequence[str], rows: Mapping[str, Mapping[str, Images]], s
 
 
 def _scaled(pixels: Images, size: int) -> Image.Image:
+    # Small pictures keep their pixels: smoothed, a corruption of 32 pixels could not be told from the enlargement.
     how = Image.Resampling.NEAREST if max(pixels.shape[:2]) <= size else Image.Resampling.BOX
     return Image.fromarray(np.ascontiguousarray(pixels)).resize((size, size), how)
-
-
-# A contact sheet: every corruption at every severity, at a glance.
 
 
 def contact_sheet(
@@ -61,7 +59,7 @@ def contact_sheet(
 
     Args:
         images: (N, H, H, 3) 8-bit images; the rows take them in turn.
-        names: Corruptions; all nineteen unless given.
+        names: Corruptions; the nineteen published ones unless given.
         severities: Severities; 1 to 5 unless given. A corruption without one of them leaves its place empty.
         size: Side of a picture on the sheet, in pixels.
         seed: Seed of the corruptions.

@@ -22,7 +22,7 @@ from offsupport.data.dataset import Arrays, Dataset
 from offsupport.data.order import MIXED, Plan, plan_mixed, plan_sequence
 from offsupport.data.spec import ARRAYS, CONCENTRATION, SEVERITY, Order, Schedule, SourceChoice, Stage, StreamSpec
 
-FORMAT = "offsupport-stream-1"
+STREAM_FORMAT = "offsupport-stream-1"
 _READ_AHEAD_PIXELS = 1 << 18
 """Small batches are read together up to this many pixels: 256 images of 32x32, one batch at a time of 224x224."""
 
@@ -152,6 +152,7 @@ class Stream:
         domain, rows = self.plan.domain[start:stop], self.plan.rows[start:stop]
         x: Tensor | None = None
         y = torch.empty(stop - start, dtype=torch.int64)
+        # A domain at a time: a mixed batch would otherwise open a file or start a corruption for every image.
         for number in np.unique(domain):
             at = torch.from_numpy(np.flatnonzero(domain == number))
             dataset = self.domains[number].dataset
@@ -168,6 +169,7 @@ class Stream:
     def shard(self, number: int, of: int) -> Stream:
         """Return every ``of``-th image from image ``number`` on; batches keep those of their images that are in it."""
         kept = np.arange(self.num_images) % of == number
+        # How many are kept before each image; the bounds of a batch that keeps none fall together, and go.
         before = np.concatenate([[0], np.cumsum(kept)])
         plan = Plan(self.plan.domain[kept], self.plan.rows[kept], np.unique(before[self.plan.bounds]))
         return Stream(self.domains, plan, self.spec)
@@ -194,8 +196,8 @@ class Stream:
     def save(self, path: Path | str) -> None:
         """Write the stream as JSON: its options, its order in full, and the hashes of both data and order."""
         saved = {
-            "format": FORMAT,
-            "recipe": dataclasses.asdict(self.spec),
+            "format": STREAM_FORMAT,
+            "recipe": dataclasses.asdict(self.spec),  # the key that every saved stream has
             "stages": [list(domain.stage) for domain in self.domains],
             "plan": {name: part.tolist() for name, part in self.plan._asdict().items()},
             "sha256": self.sha256,
@@ -224,13 +226,14 @@ class Stream:
             spec = StreamSpec.from_json(saved["recipe"])
             domains = _open(spec, [Stage(*stage) for stage in saved["stages"]], root, arrays, frost_dir)
             plan = Plan(*(np.asarray(saved["plan"][part], dtype=np.int64) for part in Plan._fields))
-            intact = saved["format"] == FORMAT and plan.hash([d.name for d in domains]) == saved["order_hash"]
+            intact = saved["format"] == STREAM_FORMAT and plan.hash([d.name for d in domains]) == saved["order_hash"]
             data_hash = saved["sha256"]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileError(f"{path} is not a saved stream ({error}).", "Save it again with Stream.save.") from error
         stream = Stream(domains, plan, spec)
         if not intact or not _fits(plan, [len(domain.dataset) for domain in domains]):
             raise FileError(f"{path} is damaged: its order does not match its hash.", "Save the stream again.")
+        # The same order over other pixels would be another experiment under the same name.
         if stream.sha256 != data_hash:
             raise FileError(
                 f"The data of {spec.dataset} differs from what {path} was saved with.",

@@ -1,4 +1,8 @@
-"""The loop: batches, steps and epochs, from any epoch on, the same bits whether or not it was interrupted."""
+"""The loop: the pace of the steps, the views of the images, then batches, steps and epochs.
+
+It starts from any epoch and gives the same bits whether or not it was interrupted: all randomness of an epoch comes
+from one generator whose state is saved, and everything else is a function of the step.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,15 @@ from offsupport.training.objectives import Examples, Objective
 from offsupport.training.recipe import Recipe
 from offsupport.training.team import Team
 
-# Learning rate and momentum as functions of the step, so that a resumed run needs no scheduler's state.
+# Learning rate and momentum are functions of the step, so that a resumed run needs no scheduler's state.
 
 
 RISE = 0.3
 """Share of the steps in which the one-cycle rate rises."""
 START_DIVISOR, END_DIVISOR = 25, 1e4
+"""The rate begins at its largest over the one, and ends at that over the other: torch's defaults."""
 SWING = 0.05
+"""How far the momentum of one cycle goes from the recipe's, against the rate: fast steps carry less along."""
 
 
 class Pace(NamedTuple):
@@ -52,8 +58,9 @@ def _warm_up(lr: float, step: int, total: int) -> float:
 def _one_cycle(recipe: Recipe, step: int, total: int) -> Pace:
     """Smith and Topin (2018), as in torch's OneCycleLR: up in 30 % of the steps, then down to nearly nothing."""
     first = recipe.lr / START_DIVISOR
+    # 0.9 + 0.05 is not 0.95 in floating point, and torch's scheduler is given 0.95.
     slow, fast = round(recipe.momentum + SWING, 12), round(recipe.momentum - SWING, 12)
-    top, last = RISE * total - 1, total - 1
+    top, last = RISE * total - 1, total - 1  # of steps counted from 0
     if step <= top:
         return Pace(_cosine(first, recipe.lr, step / top), _cosine(slow, fast, step / top))
     done = (step - top) / (last - top)
@@ -113,6 +120,9 @@ def side_at(recipe: Recipe, epoch: int, full: int) -> int:
     return min(full, recipe.grow_from + int(done * (full - recipe.grow_from)) // 4 * 4)
 
 
+# Steps and epochs.
+
+
 Log = list[dict[str, Any]]
 
 
@@ -133,6 +143,7 @@ def begin(recipe: Recipe, objective: Objective, seed: int, team: Team) -> Run:
     objective.to(team.device)
     if recipe.channels_last:
         objective.to(memory_format=best_layout(objective))  # type: ignore[call-overload]
+    # A generator of the CPU whatever the device: order and views are then the same on all of them.
     return Run(objective, _optimizer(recipe, objective), torch.Generator().manual_seed(seed), team)
 
 
@@ -140,6 +151,7 @@ def _optimizer(recipe: Recipe, objective: Objective) -> torch.optim.Optimizer:
     learnt = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     decay = recipe.weight_decay
     if recipe.optimizer == "adamw":
+        # Biases, scales of norm layers and single tokens are not decayed, as He et al. (2022) have it.
         groups: list[dict[str, Any]] = [{"params": [p for p in learnt if p.dim() > 1]}]
         groups.append({"params": [p for p in learnt if p.dim() <= 1], "weight_decay": 0.0})
         return torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.momentum, 0.95), weight_decay=decay)
@@ -188,6 +200,7 @@ def _epoch(recipe: Recipe, run: Run, call: nn.Module, train: Examples) -> dict[s
     steps = min(len(train), recipe.epoch_images or len(train)) // recipe.batch_size
     side = side_at(recipe, run.epoch, train.images.shape[-1])
     view = make_view(recipe)
+    # Whole batches only: statistics of a small last one would be noise. Another draw leaves out others.
     order = torch.randperm(len(train), generator=run.generator)[: steps * recipe.batch_size]
     total, right = 0.0, 0.0
     for step, rows in enumerate(torch.split(order, recipe.batch_size)):

@@ -69,6 +69,7 @@ class Moco(Objective):
         with torch.no_grad():
             key = nn.functional.normalize(self.keys.both(views[1])[1], dim=1)
         partner = (query * key).sum(1, keepdim=True)
+        # A clone, because the queue is written below while the gradient still needs what it held.
         logits = torch.cat([partner, query @ self.queue.T.clone()], dim=1) / self.options.temperature
         if self.training:
             self._enqueue(key)

@@ -137,8 +137,10 @@ class Joint(Objective):
 
     def forward(self, views: Sequence[Tensor], labels: Tensor) -> Loss:
         """Return (1 - contrast) (CE + CE) + contrast NT-Xent, from one pass over both views."""
+        # One pass: batch norm takes its statistics from the two views together.
         logits, projections = self.model.both(torch.cat(list(views)))
         twice = torch.cat([labels, labels])
+        # The sum of the two views' cross-entropies, since both have as many images.
         wrong = 2 * nn.functional.cross_entropy(logits, twice)
         one, two = projections.chunk(2)
         apart = nt_xent(one, two, self.options.temperature, self.options.base_temperature)

@@ -63,7 +63,10 @@ class Recipe:
     """End after the epoch that reaches this accuracy on the held-out images, or that of another recipe's result."""
 
     def settings(self) -> dict[str, Any]:
-        """Return what differs from the defaults, except the words: two recipes with equal settings train alike."""
+        """Return what differs from the defaults, except the words: two recipes with equal settings train alike.
+
+        Cards and checkpoints hold these, so that a setting added later with a default leaves the old ones valid.
+        """
         fields = [field for field in dataclasses.fields(self) if field.name != "about"]
         values = {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
         return {name: value for name, value in values.items() if value != {}}

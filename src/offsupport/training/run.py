@@ -1,4 +1,8 @@
-"""One training run from a recipe: data in, and a folder with checkpoint, log, weights and card out."""
+"""One training run from a recipe: data in, and a folder with checkpoint, log, weights and card out.
+
+The folder is all there is of a run between two epochs: killed and started again, it goes on and ends with the bits of
+one that was left alone.
+"""
 
 from __future__ import annotations
 
@@ -26,115 +30,10 @@ from offsupport.training.objectives import Examples, Objective, make_objective
 from offsupport.training.recipe import Recipe, read_recipe, recipe_name
 from offsupport.training.team import Team
 
-# What a finished run leaves: the weights, and a card that says where they come from and how good they are.
-
-
 WEIGHTS, CARD = "model.safetensors", "card.json"
-
-
-def write_model(name: str, recipe: Recipe, run: Run, train: Dataset, test: Dataset, seed: int, out: Path) -> None:
-    """Write ``model.safetensors`` and ``card.json`` of a finished run: whoever finds the card finds its weights.
-
-    Args:
-        name: The recipe as it was given.
-        recipe: Its settings.
-        run: The finished run.
-        train: What was trained on.
-        test: What is measured on, once, now.
-        seed: Of the run.
-        out: Folder of the run.
-    """
-    weights = run.objective.model.state_dict()
-    facts = {"network": recipe.network, "classes": len(train.classes), "normalization": recipe.dataset}
-    save_tensors(out / WEIGHTS, weights, facts)
-    card = {
-        "name": recipe_name(name),
-        "about": recipe.about,
-        **facts,
-        "recipe": recipe.settings(),
-        "seed": seed,
-        "command": f"offsupport train {name} --data DATA --out OUT --seed {seed}",
-        "threads": torch.get_num_threads(),
-        "processes": run.team.size,
-        "data": {
-            "train_sha256": train.sha256,
-            "test_sha256": test.sha256,
-            "held_out": recipe.held_out,
-            "trained_on": len(train) - recipe.held_out,
-        },
-        "test": _measured(run, test) if run.objective.classifies else None,
-        "held_out_accuracy": run.log[-1].get("held_out_accuracy"),
-        "epochs": run.epoch,
-        "seconds": round(sum(line["seconds"] for line in run.log), 1),
-        "log": run.log,
-        "weights_sha256": tensors_sha256(weights),
-        "file_sha256": sha256_file(out / WEIGHTS),
-        "versions": {"offsupport": __version__, "torch": torch.__version__},
-    }
-    write_json(out / CARD, card)
-
-
-def _measured(run: Run, test: Dataset) -> dict[str, Any]:
-    right, n = correct(run.objective.model, Examples.of(test)), len(test)
-    return {"accuracy": right / n, "ci95": list(wilson(right, n)), "n": n}
-
-
-# The state of a run on disk after each epoch: weights, momentum, generator and log in one safetensors file.
-
-
-FILE = "checkpoint.safetensors"
-_KINDS = {"momentum": "momentum_buffer", "first": "exp_avg", "second": "exp_avg_sq", "steps": "step"}
-"""What optimisers remember of a parameter, by its name in the file."""
-
-
-def save(run: Run, folder: Path, identity: dict[str, Any]) -> None:
-    """Write where the run stands, whole or not at all.
-
-    Args:
-        run: The run.
-        folder: Its folder.
-        identity: What must be equal for the run to be continued: recipe, seed, data.
-    """
-    tensors = {f"objective.{name}": value for name, value in run.objective.state_dict().items()}
-    for kind, key in _KINDS.items():
-        tensors |= {f"{kind}.{name}": value for name, value in _optimizer_state(run, key).items()}
-    tensors["generator"] = run.generator.get_state()
-    save_tensors(folder / FILE, tensors, {"identity": identity, "epoch": run.epoch, "log": run.log})
-
-
-def resume(run: Run, folder: Path, identity: dict[str, Any]) -> None:
-    """Bring a fresh run to where the checkpoint in ``folder`` stands; without one it stays at its start."""
-    path = folder / FILE
-    if not path.is_file():
-        return
-    tensors, manifest = load_tensors(path)
-    if manifest["identity"] != identity:
-        changed = [key for key in identity if manifest["identity"].get(key) != identity[key]]
-        raise FileError(
-            f"{folder} holds a run with another {' and another '.join(changed)}.",
-            "Continue it with what it was begun with, or give another folder.",
-        )
-    run.objective.load_state_dict(_under("objective.", tensors))
-    for kind, key in _KINDS.items():
-        values = _under(f"{kind}.", tensors)
-        for name, parameter in run.objective.named_parameters():
-            if name in values:
-                like = parameter if values[name].shape == parameter.shape else values[name]
-                run.optimizer.state[parameter][key] = torch.empty_like(like).copy_(values[name])
-    run.generator.set_state(tensors["generator"])
-    run.epoch, run.log = manifest["epoch"], manifest["log"]
-
-
-def _optimizer_state(run: Run, key: str) -> dict[str, Tensor]:
-    state = run.optimizer.state
-    return {name: state[p][key] for name, p in run.objective.named_parameters() if key in state.get(p, {})}
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
+CHECKPOINT = "checkpoint.safetensors"
 ALONE = Team()
+"""One process that does all the work."""
 
 
 def train(
@@ -163,10 +62,11 @@ def train(
         )
     dataset = load(recipe.dataset, data, split="train")
     identity = {"recipe": recipe.settings(), "seed": seed, "data": dataset.sha256}
+    # One lock for the team: the others share the folder with the process that holds it.
     with folder_lock(out) if team.leads else contextlib.nullcontext():
         run = begin(recipe, _started(recipe, len(dataset.classes), seed, out), seed, team)
         resume(run, out, identity)
-        team.wait()
+        team.wait()  # nobody writes the checkpoint before everybody has read it
         if run.epoch:
             advance(run.epoch, "done before")
         target = _target(recipe, out)
@@ -233,5 +133,111 @@ def split(dataset: Dataset, held_out: int) -> tuple[Examples, Examples]:
     """Return what is trained on, and the held-out rest: the same images for every recipe on this data."""
     if held_out >= len(dataset):
         raise ConfigError(f"{held_out} of {len(dataset)} images are held out.", "Leave some to train on.")
+    # By the data set's name and not the run's seed: models of several seeds are compared on the same held-out images.
     rows = np.random.default_rng(derive_seed("held out", dataset.name)).permutation(len(dataset))
     return Examples.of(dataset, np.sort(rows[held_out:])), Examples.of(dataset, np.sort(rows[:held_out]))
+
+
+# The state of a run on disk after each epoch: weights, momentum, generator and log in one safetensors file.
+
+
+_KINDS = {"momentum": "momentum_buffer", "first": "exp_avg", "second": "exp_avg_sq", "steps": "step"}
+"""What optimisers remember of a parameter, by its name in the file."""
+
+
+def save(run: Run, folder: Path, identity: dict[str, Any]) -> None:
+    """Write where the run stands, whole or not at all.
+
+    Args:
+        run: The run.
+        folder: Its folder.
+        identity: What must be equal for the run to be continued: recipe, seed, data.
+    """
+    tensors = {f"objective.{name}": value for name, value in run.objective.state_dict().items()}
+    for kind, key in _KINDS.items():
+        tensors |= {f"{kind}.{name}": value for name, value in _optimizer_state(run, key).items()}
+    tensors["generator"] = run.generator.get_state()
+    save_tensors(folder / CHECKPOINT, tensors, {"identity": identity, "epoch": run.epoch, "log": run.log})
+
+
+def resume(run: Run, folder: Path, identity: dict[str, Any]) -> None:
+    """Bring a fresh run to where the checkpoint in ``folder`` stands; without one it stays at its start."""
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        return
+    tensors, manifest = load_tensors(path)
+    if manifest["identity"] != identity:
+        changed = [key for key in identity if manifest["identity"].get(key) != identity[key]]
+        raise FileError(
+            f"{folder} holds a run with another {' and another '.join(changed)}.",
+            "Continue it with what it was begun with, or give another folder.",
+        )
+    run.objective.load_state_dict(_under("objective.", tensors))
+    for kind, key in _KINDS.items():
+        values = _under(f"{kind}.", tensors)
+        for name, parameter in run.objective.named_parameters():
+            if name in values:
+                # It lies in memory as its parameter does (channels last or not): kernels round by layout.
+                like = parameter if values[name].shape == parameter.shape else values[name]
+                run.optimizer.state[parameter][key] = torch.empty_like(like).copy_(values[name])
+    run.generator.set_state(tensors["generator"])
+    run.epoch, run.log = manifest["epoch"], manifest["log"]
+
+
+def _optimizer_state(run: Run, key: str) -> dict[str, Tensor]:
+    state = run.optimizer.state
+    return {name: state[p][key] for name, p in run.objective.named_parameters() if key in state.get(p, {})}
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+# What a finished run leaves: the weights, and a card that says where they come from and how good they are.
+
+
+def write_model(name: str, recipe: Recipe, run: Run, train: Dataset, test: Dataset, seed: int, out: Path) -> None:
+    """Write ``model.safetensors`` and ``card.json`` of a finished run: whoever finds the card finds its weights.
+
+    Args:
+        name: The recipe as it was given.
+        recipe: Its settings.
+        run: The finished run.
+        train: What was trained on.
+        test: What is measured on, once, now.
+        seed: Of the run.
+        out: Folder of the run.
+    """
+    weights = run.objective.model.state_dict()
+    facts = {"network": recipe.network, "classes": len(train.classes), "normalization": recipe.dataset}
+    save_tensors(out / WEIGHTS, weights, facts)  # before the card, which says that they are there
+    card = {
+        "name": recipe_name(name),
+        "about": recipe.about,
+        **facts,
+        "recipe": recipe.settings(),
+        "seed": seed,
+        "command": f"offsupport train {name} --data DATA --out OUT --seed {seed}",
+        "threads": torch.get_num_threads(),
+        "processes": run.team.size,
+        "data": {
+            "train_sha256": train.sha256,
+            "test_sha256": test.sha256,
+            "held_out": recipe.held_out,
+            "trained_on": len(train) - recipe.held_out,
+        },
+        "test": _measured(run, test) if run.objective.classifies else None,
+        "held_out_accuracy": run.log[-1].get("held_out_accuracy"),
+        "epochs": run.epoch,
+        "seconds": round(sum(line["seconds"] for line in run.log), 1),
+        "log": run.log,
+        "weights_sha256": tensors_sha256(weights),
+        "file_sha256": sha256_file(out / WEIGHTS),
+        "versions": {"offsupport": __version__, "torch": torch.__version__},
+    }
+    write_json(out / CARD, card)
+
+
+def _measured(run: Run, test: Dataset) -> dict[str, Any]:
+    right, n = correct(run.objective.model, Examples.of(test)), len(test)
+    return {"accuracy": right / n, "ci95": list(wilson(right, n)), "n": n}

@@ -172,6 +172,7 @@ def pixelate(images: Images, streams: Streams, share: float) -> Images:
 def jpeg_compression(images: Images, streams: Streams, quality: int) -> Images:
     """Encode and decode as JPEG."""
     out = np.empty(images.shape, np.uint8)
+    # Pillow knows no batches; encoding takes far longer than the loop.
     for row, pixels in enumerate(images):
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, "JPEG", quality=quality)

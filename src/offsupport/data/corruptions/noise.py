@@ -37,6 +37,7 @@ def gaussian_noise(images: Images, streams: Streams, std: float) -> Images:
 )
 def shot_noise(images: Images, streams: Streams, photons: float) -> Images:
     """Replace each value by a Poisson count, where white is ``photons`` on average."""
+    # There are 256 values, so means and results are looked up rather than computed for every pixel.
     mean = np.arange(256) / 255 * photons
     counts = streams.poisson("counts", mean.take(images))
     # No more counts than photons matter: white is white.
@@ -56,6 +57,7 @@ def shot_noise(images: Images, streams: Streams, photons: float) -> Images:
 )
 def impulse_noise(images: Images, streams: Streams, share: float) -> Images:
     """Set a ``share`` of the values, each channel for itself, to black or white with equal chance."""
+    # One draw decides both whether and to what: the lower half of the share is white, the upper black.
     chance = streams.uniform("chance", *images.shape[1:])
     white = chance < np.float32(share / 2)
     kept = chance >= np.float32(share)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from offsupport.core.errors import ConfigError, InputError
-from offsupport.core.registry import Registry
+from offsupport.core.registry import Registry, same_definition
 from offsupport.data.corruptions.seeding import Streams
 
 Images = NDArray[np.uint8]
@@ -140,7 +140,9 @@ def _register(
         raise ConfigError(f"The corruption {name!r} has no severities.", "Give the constants of at least one.")
 
     def store(function: F) -> F:
-        CORRUPTIONS.register(name)(Corruption(name, group, function, rows, takes_frost_dir))
+        earlier = CORRUPTIONS.registered().get(name)
+        again = earlier is not None and same_definition(earlier.function, function)
+        CORRUPTIONS.register(name, replace=again)(Corruption(name, group, function, rows, takes_frost_dir))
         return function
 
     return store
@@ -242,6 +244,7 @@ def corrupt(
         piece = images[rows]
         piece.flags.writeable = False  # of this view: whoever writes into the images they were given finds out
         out[rows] = _made(name, piece, apply(piece, streams.part(rows), *constants))
+    # Corrupted whole and cut out after: what is inside a block is what the whole image would have there.
     return out if block is None else np.where(_block_mask(side, block, seed, ids), out, images)
 
 

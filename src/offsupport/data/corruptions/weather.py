@@ -287,7 +287,7 @@ def frost(
 def fog(images: Images, streams: Streams, amount: float, decay: float) -> Images:
     """Add a plasma fractal and scale back to the brightest value of the image."""
     side = images.shape[1]
-    size = 1 << (side - 1).bit_length()
+    size = 1 << (side - 1).bit_length()  # the diamond-square rule halves its steps, so it needs a power of two
     mist = plasma(streams.uniform("plasma", draws_needed(size)), decay)[:, :side, :side, None]
     brightest = images.max(axis=(1, 2, 3), keepdims=True) / 255
     return truncate((images + 255 * amount * mist) * (brightest / (brightest + amount)))
