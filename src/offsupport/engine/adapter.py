@@ -204,7 +204,7 @@ class Adapter(Lifecycle, abc.ABC):
     @final  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         """Adapt to ``x`` and return its logits; also inside ``torch.no_grad()`` and ``torch.inference_mode()``."""
-        # Before the check, which may run the model: in training mode that would move its batch-norm buffers.
+        # Before the check, which may run the model: in training mode Dropout would draw from the global generator.
         if any(module.training for module in self.model.modules()):
             self.model.eval()
         check_input(x, self.model)
