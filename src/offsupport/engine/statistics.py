@@ -1,8 +1,7 @@
 """Methods that adapt as in training and score afterwards: batch-norm statistics follow the stream.
 
-TTAC and TTT++ run their steps with batch norm in training mode, so that its running statistics move with every pass. Here
-those statistics are memory of the adapter, and the buffers of the model stay as they came: a step that is undone undoes
-them too, and ``reset`` and ``save`` know them like everything else.
+TTAC and TTT++ run their steps with batch norm in training mode: its running statistics move with every pass. Here these
+are memory of the adapter, so that reset, save and the guard know them, and the buffers of the model stay as they came.
 """
 
 from __future__ import annotations
