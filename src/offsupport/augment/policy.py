@@ -66,6 +66,7 @@ class Policy:
     def draw(self, count: int, generator: torch.Generator, selection: Tensor | None = None) -> Draw:
         """Draw a sub-policy for each of ``count`` images, from softmax(``selection``) or else uniformly, and signs."""
         size = len(self.members)
+        # In double precision on the CPU: the same draws on any device and for any type of image.
         law = torch.full((size,), 1 / size) if selection is None else selection.detach().double().softmax(0).cpu()
         rows = torch.multinomial(law, count, replacement=True, generator=generator)
         signs = 2 * torch.randint(2, (count, self.length), generator=generator) - 1
@@ -84,6 +85,7 @@ class Policy:
             signs = draw.signs[images, slots].to(x)
             images, slots = images.to(x.device), slots.to(x.device)
             changed = operation(out[images], magnitudes[images, slots], signs)
+            # Not in place: gradients by magnitudes go back through the operations before this one.
             out = out.index_copy(0, images, changed)
         return out
 
@@ -102,6 +104,7 @@ def random_augment(x: Tensor, policy: Policy, generator: torch.Generator) -> Ten
 
 def adam(value: Tensor, gradient: Tensor, moments: Tensor, step: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``value``, its two ``moments`` (2, ...) and the number of steps after one step of Adam."""
+    # Not torch's optimiser: its state would be its own, and all state of an adapter is in its memory.
     count = float(step) + 1
     first = 0.9 * moments[0] + 0.1 * gradient
     second = 0.999 * moments[1] + 0.001 * gradient.square()

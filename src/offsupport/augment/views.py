@@ -72,6 +72,7 @@ def color_jitter(
     hue moves by a uniform share of the colour circle. Factors are drawn per image, the order of the four per batch.
     """
     _check_images(x)
+    # Everything is drawn before anything is decided, so that the generator moves equally far for any image.
     chosen = _chosen(x, generator, p)
     order = torch.randperm(4, generator=generator).tolist()
     spread = 2 * torch.rand(4, len(x), 1, 1, 1, generator=generator, dtype=torch.float64) - 1

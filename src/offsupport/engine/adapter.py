@@ -168,7 +168,7 @@ class Adapter(Lifecycle, abc.ABC):
         require_graph(loss)
         self.passes["backward"] += 1
         parameters = list(self.parameters_adapted.values())
-        # Not loss.backward(): that would also fill the gradients of whoever shares the graph.
+        # Not loss.backward(): that adds up in .grad, where a step that is rejected would leave it.
         found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         if not all_finite(list(found)):
             raise StepRejected("bad_grad")
@@ -204,7 +204,7 @@ class Adapter(Lifecycle, abc.ABC):
     @final  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         """Adapt to ``x`` and return its logits; also inside ``torch.no_grad()`` and ``torch.inference_mode()``."""
-        # Before the check, which may run the model: in training mode that would move its batch-norm buffers.
+        # Before the check, which may run the model: in training mode Dropout would draw from the global generator.
         if any(module.training for module in self.model.modules()):
             self.model.eval()
         check_input(x, self.model)
@@ -487,7 +487,7 @@ def all_finite(tensors: list[Tensor]) -> bool:
     """
     if not tensors:
         return True
-    # One reading of the memory for all tensors: `isfinite` of each would cost a pass, and a wait, per tensor.
+    # One answer for all: `bool` of each would wait for the device, and `isfinite` makes a copy of each.
     sums = torch.stack([tensor.sum().to(tensors[0].device) for tensor in tensors])
     return bool(sums.isfinite().all()) or all(bool(tensor.isfinite().all()) for tensor in tensors)
 

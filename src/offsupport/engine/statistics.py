@@ -1,4 +1,8 @@
-"""Methods that adapt as in training and score afterwards: batch-norm statistics follow the stream."""
+"""Methods that adapt as in training and score afterwards: batch-norm statistics follow the stream.
+
+TTAC and TTT++ run their steps with batch norm in training mode: its running statistics move with every pass. Here these
+are memory of the adapter, so that reset, save and the guard know them, and the buffers of the model stay as they came.
+"""
 
 from __future__ import annotations
 

@@ -26,5 +26,5 @@ class BatchNormStatistics(Adapter):
     """Predicts with batch statistics; below ``min_batch``, with a blend of batch and source statistics."""
 
     def step(self, x: Tensor) -> Tensor:
-        """Predict: the statistics policy of the base does the rest."""
+        """Predict: batch norm uses the statistics of the batch already, as ``Adapter.statistics`` says."""
         return self.predict(x)

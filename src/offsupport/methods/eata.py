@@ -79,6 +79,7 @@ class Eata(Adapter):
         if not keep.any():
             self.count("empty_selection")
             return logits
+        # Detached: it says how much a sample counts, and is not itself to be made larger.
         weight = (e0 - entropies[keep].detach()).exp()
         self.descend((weight * entropies[keep]).mean() + self._pull_to_source())
         self._remember(p[keep].mean(0))
@@ -86,6 +87,7 @@ class Eata(Adapter):
 
     def collect(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return the Fisher weights: the mean over batches of the squared gradient of the loss on own labels."""
+        # The square of a batch's mean gradient, as published: it depends on the batch size of the loader.
         total, count = [torch.zeros_like(p) for p in self.parameters_adapted.values()], 0
         for x in batches:
             rows = as_rows(self.network(x))
@@ -104,6 +106,7 @@ class Eata(Adapter):
         if past.numel() == 0:
             return torch.ones(len(p), dtype=torch.bool, device=p.device)
         limit = self.config.redundancy
+        # A little above the cosine between a uniform and a certain prediction, which is 1 / sqrt(K).
         limit = 1.265 / math.sqrt(p.shape[1]) if limit is None else limit
         return nn.functional.cosine_similarity(past[None], p, dim=1).abs() < limit
 

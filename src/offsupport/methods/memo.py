@@ -97,6 +97,7 @@ class Memo(PixelAdapter):
                 self._return_to_source()
             logits.append(self.network(image).detach())
             self._return_to_source()
+        # Events count batches, and an image is no batch of the stream.
         for event in (name for name, happened in events.items() if happened):
             self.count(event)
         return torch.cat(logits)
@@ -118,4 +119,5 @@ class Memo(PixelAdapter):
             return marginal_entropy(self.network(copies))
 
     def _return_to_source(self) -> None:
+        # All but the memory: the window of past images is no part of what an image taught.
         self.restore(dataclasses.replace(self._start, memory=self.memory.copy()))

@@ -79,6 +79,7 @@ class Sar(Adapter):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the scale and shift of the norm layers that are not excluded."""
+        # The last layers are the sensitive ones (Niu et al., 2023): a step there is what breaks a model first.
         names = [name for name, _ in norm_layers(self.model)]
         if self.config.exclude is not None:
             excluded = {name for name in names if re.search(self.config.exclude, name)}
@@ -101,6 +102,7 @@ class Sar(Adapter):
         entropies = entropy(as_rows(logits))
         reliable = entropies.detach() < e0
         if not reliable.any():
+            # No step of zero gradient either: momentum would still move the weights.
             self.count("empty_selection")
             return logits
         ascent = self.gradients(entropies[reliable].mean())
@@ -139,5 +141,6 @@ def perturbed(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rho: fl
         yield
     finally:
         with torch.no_grad():
+            # Copied, not subtracted: what is added and taken away again is rounded twice.
             for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)

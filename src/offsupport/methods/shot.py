@@ -82,6 +82,7 @@ def centroid_labels(z: Tensor, p: Tensor) -> Tensor:
     Centroids are means weighted by the predictions ``p`` (N, K), then once more by the labels found. Classes that no
     sample is predicted as are no candidates.
     """
+    # The column of ones is published; with it a feature vector of zeros has a direction, too.
     z = nn.functional.normalize(torch.cat([z, z.new_ones(len(z), 1)], 1), dim=1)
     candidates = torch.bincount(p.argmax(1), minlength=p.shape[1]) > 0
     labels = _nearest(z, p, candidates)
@@ -91,4 +92,5 @@ def centroid_labels(z: Tensor, p: Tensor) -> Tensor:
 def _nearest(z: Tensor, weights: Tensor, candidates: Tensor) -> Tensor:
     centroids = weights.T @ z / (weights.sum(0)[:, None] + 1e-8)
     cosine = z @ nn.functional.normalize(centroids, dim=1).T
+    # Below any cosine, so that no sample is nearest to a class that nobody is predicted as.
     return cosine.masked_fill(~candidates, -2.0).argmax(1)

@@ -42,6 +42,7 @@ class Tent(Adapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict, then descend the entropy of that prediction."""
+        # One pass serves the prediction and the loss: that is why it is scored before the step.
         logits = self.network(x)
         self.descend(entropy(logits).mean())
         return logits

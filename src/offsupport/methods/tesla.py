@@ -95,6 +95,7 @@ def push(queue: Queue, features: Tensor, log_q: Tensor) -> Queue:
     """Return the queue with a batch at the end of the queues of its labels, argmax q; the oldest samples leave."""
     size, classes = queue["features"].shape[1], log_q.shape[1]
     labels = log_q.argmax(1)
+    # All samples at once: a sample's place follows from how many of its class stand before it in the batch.
     same = labels[:, None] == labels
     rank = same.tril(-1).sum(1)
     newest = same.triu(1).sum(1) < size
@@ -255,6 +256,7 @@ class Tesla(PixelAdapter):
             self._harden(x_b, teacher, seen.means)
             x_a = self._adversarial(x_b)
             log_q = self._ask(views, teacher, seen)
+        # Two gradients that are added, not one of the sum: the first graph is gone before the second is built.
         gradients = self.gradients(self.agreement(x_b, log_q))
         on_hard = self.gradients(self.config.lambda_kl * distillation_loss(self.network(x_a), log_q))
         self.apply_gradients([a + b for a, b in zip(gradients, on_hard, strict=True)])
@@ -333,6 +335,8 @@ class Tesla(PixelAdapter):
             watching = capture_input(self.classifier, optional=True)
         with watching as features:
             for view in reversed(views):
+                # The published code runs the teacher on this view twice. The answer is the same, so only its
+                # statistics move a second time.
                 if view is seen.x:
                     seen.pass_again(teacher.statistics)
                     logits.append(seen.logits)

@@ -133,8 +133,10 @@ class Ttac(Following):
         classes = len(before.mean)
         length = self.config.class_length or (128 if classes <= 10 else 64)
         present, after = update_class_moments(before, z, labels, length)
+        # Detached, like all memory: gradients go through this batch alone.
         for name, value in (("class_mean", after.mean), ("class_cov", after.cov), ("class_count", after.count)):
             self.memory[name] = self.memory[name].index_copy(0, present, value.detach())
+        # A class with fewer than two source images has no covariance to be aligned with.
         ready = (after.count >= self.config.class_min) & (self._aim.class_count[present] > 1)
         terms = self._aim.class_divergences(
             present[ready], Moments(after.mean[ready], after.cov[ready], after.count[ready])

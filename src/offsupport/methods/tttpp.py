@@ -111,6 +111,7 @@ class Tttpp(Following):
         """Return the features of the batch, and the projections of two views of it."""
         views = torch.cat(simclr_views(x, self.generator))
         projection = self.projection()
+        # The views first: the statistics of batch norm follow both passes, and the last one weighs most.
         with self.norm_statistics.using("ema"), capture_input(self.classifier) as features:
             self.network(views)
             self.network(x)
@@ -175,6 +176,7 @@ class _Walk:
         self.sums.add(rows)
         self.dtype = rows.dtype
         if self.first is None:
+            # Batches of another size are left out below: what chance does to moments depends on their number.
             self.size, self.first = len(rows), mean_and_covariance(rows.double())
         elif len(rows) == self.size:
             mean, cov = mean_and_covariance(rows.double())

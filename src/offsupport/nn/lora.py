@@ -101,6 +101,7 @@ class Updated:
         layer: Any = self
         given = state_dict.get(f"{prefix}weight")
         if given is not None and given.shape == self.weight.shape:
+            # Saved and loaded again, the sum differs from the one in use by rounding alone.
             if torch.allclose(given.to(self.weight), self.weight, rtol=1e-5, atol=1e-7):
                 state_dict = {**state_dict, f"{prefix}weight": layer._parameters["weight"]}
             else:
@@ -108,6 +109,7 @@ class Updated:
         super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # No module holds the extended class, so copies and pickles name the plain one it was made of.
         return _rebuild, (_plain(type(self)),), self.__dict__
 
 

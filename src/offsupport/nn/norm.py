@@ -149,6 +149,7 @@ class AdaptiveStatistics:
 
     @torch.no_grad()
     def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        # To a gradient they are constants, as running statistics are in evaluation.
         axes = [axis for axis in range(x.dim()) if axis != 1]
         var, mean = torch.var_mean(x, axes, correction=0)
         weight = len(x) / (len(x) + self.norm_statistics.prior)
@@ -156,6 +157,7 @@ class AdaptiveStatistics:
         return known_mean.lerp(mean, weight), known_var.lerp(var, weight)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # No module holds the extended class, so copies and pickles name the plain one it was made of.
         plain = next(cls for cls in type(self).__mro__[1:] if cls is not AdaptiveStatistics)
         return _rebuild, (plain,), self.__dict__
 

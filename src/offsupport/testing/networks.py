@@ -60,6 +60,7 @@ def _trained(build: Factory) -> Factory:
 
     @functools.lru_cache(maxsize=1)
     def original() -> nn.Module:
+        # A check may ask for a network inside inference mode; what is made there could not be trained later.
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
             torch.manual_seed(0)
             return train(build())

@@ -1,4 +1,9 @@
-"""Promises about state: what changes, what does not, and that it can be put back, copied and carried on."""
+"""The promises every method makes, as one check each.
+
+About state: what changes, what does not, and that it can be put back, copied and carried on. About batches of any size
+and any content. About steps that go wrong. About what a long stream costs. And that every hyper-parameter does
+something. The docstring of a check is its promise.
+"""
 
 from __future__ import annotations
 
