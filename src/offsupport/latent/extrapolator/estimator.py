@@ -50,7 +50,8 @@ class Extrapolator(LatentEstimator):
 
     ``fit`` fits everything. With ``shift="auto"`` that includes the dense model, which takes seconds to minutes, where
     the source has ten samples per parameter of it (``dense_note_`` says so), and unless targets are given to ``fit``
-    that need none. An answer depends on the fit and on the targets of its call alone, and `explain` says how it came about.
+    that need none. An answer depends on the fit and on the targets of its call alone, and `explain` says how it came
+    about.
 
     It is a scikit-learn estimator: ``task`` says whether it is a classifier before it has seen y, and
     ``together=False`` lets every sample decide for itself, as scikit-learn's tools take for granted.
@@ -278,7 +279,7 @@ class Extrapolator(LatentEstimator):
         return self.dense_.moments(x)[0] if self.source_.task == "regression" else self.dense_.posterior(x)
 
     def _spreads(self, x: Tensor, found: Found, level: float | None = None) -> Tensor:
-        """Return the standard deviations (R, m) of predicted numbers, times what holds them at a level if one is given."""
+        """Return the standard deviations (R, m) of predicted numbers, or as many of them as hold them at a level."""
         return _by_run(found.halves, lambda half: self._half_spread(half, x, found, level))
 
     def _half_spread(self, half: Half, x: Tensor, found: Found, level: float | None) -> Tensor:
@@ -313,9 +314,7 @@ class Extrapolator(LatentEstimator):
 
     def _run_latents(self, x: Tensor, found: Found) -> tuple[Tensor, Tensor]:
         parts = {half: self._half_latents(half, x, found) for half in set(found.halves)}
-        c_hat, s_hat = (
-            dict(zip(parts, _align([part[i] for part in parts.values()]), strict=True)) for i in (0, 1)
-        )
+        c_hat, s_hat = (dict(zip(parts, _align([part[i] for part in parts.values()]), strict=True)) for i in (0, 1))
         return _by_run(found.halves, c_hat.__getitem__), _by_run(found.halves, s_hat.__getitem__)
 
     def _half_latents(self, half: Half, x: Tensor, found: Found) -> tuple[Tensor, Tensor]:
