@@ -36,6 +36,10 @@ def likeliest_of(sizes):
     return Weighed(masks, torch.ones(1, len(sizes), 1), torch.zeros(1, len(sizes), 1), D // 2)
 
 
+def each(explanations, name):
+    return [getattr(explanation, name) for explanation in explanations]
+
+
 @pytest.mark.parametrize(
     ("sizes", "d_s"),
     [
@@ -49,7 +53,7 @@ def likeliest_of(sizes):
     ],
 )
 def test_the_largest_set_counts_but_for_one_in_ten_of_the_moved(sizes, d_s):
-    assert changing_dimension(likeliest_of(sizes)) == [d_s]
+    assert changing_dimension(likeliest_of(sizes).likeliest().sum(-1)) == [d_s]
 
 
 @pytest.mark.parametrize(("d_c", "d_s"), [(5, 1), (4, 2), (6, 3)])
@@ -57,10 +61,10 @@ def test_the_process_decides_not_the_number_of_columns(d_c, d_s):
     process = Process(shift="sparse", d_c=d_c, d_s=d_s, n_source=4000, permute=True)
     draws = draw(process, range(10_500, 10_504), [24], n_targets=10)
     estimator = Extrapolator(flow=QUICK).fit(draws.x, draws.y)
-    assert estimator.d_s_.tolist() == [(d_c + d_s) // 2] * 4
     assert (estimator.predict(draws.x_tgt[:, 0]) == draws.y_tgt[:, 0].numpy()).mean() >= 0.9
-    assert estimator.d_s_.tolist() == [d_s] * 4
-    assert (estimator.d_c_ <= d_c).all()
+    found = estimator.explain(draws.x_tgt[:, 0])
+    assert each(found, "d_s") == [d_s] * 4
+    assert max(each(found, "d_c")) <= d_c
 
 
 @pytest.mark.parametrize("columns", [[5], [0, 3], [1, 2, 7]])
@@ -70,7 +74,8 @@ def test_one_target_is_enough_and_the_next_one_counts_anew(columns):
     for i in range(1000, 1005):
         target = pushed(X[i : i + 1], columns)
         assert abs(estimator.predict(target)[0] - y[i]) < 1
-        assert estimator.d_s_ == len(columns)
+        found = estimator.explain(target)
+        assert found.d_s == len(found.columns) == len(columns)
         assert set(np.flatnonzero(estimator.distrust(target)[0] > 0.5)) == set(columns)
 
 
@@ -81,13 +86,14 @@ def test_runs_of_different_d_s_equal_one_by_one():
     x_tgt = np.stack([pushed(x[300:], columns) for x, columns in zip(X, moved, strict=True)])
     both = Extrapolator(shift="sparse").fit(X[:, :300], y[:, :300])
     found = both.predict(x_tgt), both.predict_interval(x_tgt), both.distrust(x_tgt), both.latents(x_tgt)[1]
-    assert both.d_s_.tolist() == [1, 3, 1]
+    explained = both.explain(x_tgt)
+    assert each(explained, "d_s") == [1, 3, 1]
     for r in range(3):
         one = Extrapolator(shift="sparse").fit(X[r, :300], y[r, :300])
         alone = one.predict(x_tgt[r]), one.predict_interval(x_tgt[r]), one.distrust(x_tgt[r]), one.latents(x_tgt[r])[1]
         for together, single in zip(found, alone, strict=True):
             np.testing.assert_allclose(together[r], single, atol=1e-2)
-        assert (one.d_s_, one.d_c_) == (both.d_s_[r], both.d_c_[r])
+        assert (one.explain(x_tgt[r]).d_s, one.explain(x_tgt[r]).d_c) == (explained[r].d_s, explained[r].d_c)
 
 
 def test_what_is_inferred_predicts_as_what_is_given():
@@ -97,26 +103,24 @@ def test_what_is_inferred_predicts_as_what_is_given():
         given = Extrapolator(shift="sparse", d_s=2).fit(X[:1000], y[:1000])
         inferred = Extrapolator(flow=QUICK).fit(X[:1000], y[:1000])
         np.testing.assert_array_equal(inferred.predict(x_tgt), given.predict(x_tgt))
-        assert inferred.d_s_ == given.d_s_ == 2
+        assert inferred.explain(x_tgt).d_s == given.explain(x_tgt).d_s == 2
 
 
 def test_half_of_the_columns_is_the_most_and_stands_where_nothing_is_found():
     X, y = correlated()
-    assert Extrapolator(shift="sparse").fit(X, y).d_s_ == D // 2
     dense = Extrapolator(shift="dense", flow=QUICK).fit(X, y)
-    dense.predict(X[:3] + 9)
-    assert dense.d_s_ == D // 2
-    rng = np.random.default_rng(1)
-    auto = Extrapolator(flow=QUICK).fit(X, y, 40 * rng.normal(size=(10, D)))
-    assert (auto.shift_.shift, auto.d_s_) == ("dense", D // 2)
-    assert Extrapolator(shift="sparse", d_s=3).fit(X, y, pushed(X[:5], [0])).d_s_ == 3
+    assert dense.explain(X[:3] + 9).d_s == D // 2
+    far = 40 * np.random.default_rng(1).normal(size=(10, D))
+    found = Extrapolator(flow=FlowConfig(layers=1, starts=1, rounds=0, steps=20, polish_steps=10)).fit(X, y).explain(far)
+    assert (found.shift, found.half, found.d_s) == ("dense", "flow", D // 2)
+    assert Extrapolator(shift="sparse", d_s=3).fit(X, y).explain(pushed(X[:5], [0])).d_s == 3
 
 
 def test_a_view_keeps_its_dimensions_when_other_targets_are_asked_about():
     X, number = correlated(300)
     estimator = Extrapolator(shift="sparse").fit(X, number)
     seen = view(estimator, pushed(X[:1], [2])[0])
-    before = estimator.d_c_, [part.shape for part in seen.latents(X[:4])]
-    estimator.predict(pushed(X[:1], [1, 2, 5, 6]))
-    assert estimator.d_c_ < before[0]
-    assert [part.shape for part in seen.latents(X[:4])] == before[1]
+    before = [part.shape for part in seen.latents(X[:4])]
+    estimator.latents(pushed(X[:1], [1, 2, 5, 6]))
+    assert estimator.explain(pushed(X[:1], [1, 2, 5, 6])).d_c < before[0][1]
+    assert [part.shape for part in seen.latents(X[:4])] == before

@@ -42,8 +42,9 @@ def test_extrapolator_end_to_end_on_a_sparse_shift(fitted, sparse_run):
     plain = OnlySource(epochs=10).fit(X, np.array(["cat", "dog"])[y])
     assert accuracy >= 0.9
     assert accuracy > (plain.predict(x_tgt) == names).mean()
-    assert fitted.shift_.shift == "sparse"
-    assert "look like the source" in str(fitted.shift_)
+    found = fitted.explain(x_tgt)
+    assert (found.shift, found.half) == ("sparse", "sparse")
+    assert "look like the source" in str(found)
     probabilities = fitted.predict_proba(x_tgt)
     assert probabilities.shape == (60, 2)
     np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
@@ -76,13 +77,15 @@ def test_dense_estimator_predicts_and_splits_latents():
     assert c_hat.shape == (5, 4)
     assert s_hat.shape == (5, 2)
     assert np.isfinite(estimator.predict_proba(draws.x_tgt[0, 0])).all()
-    assert str(estimator.shift_) == "dense: given."
+    found = estimator.explain(draws.x_tgt[0, 0])
+    assert (found.shift, found.reason, found.half, found.distrust) == ("dense", "given.", "flow", None)
+    assert found.dense.startswith("A dense model, as asked for: 500 samples")
 
 
 def test_targets_that_no_few_columns_explain_are_called_dense(fitted):
     rng = np.random.default_rng(0)
-    fitted.predict(fitted.source_.x[0, :20].numpy() * 0 + rng.normal(size=(20, 6)) * 40)
-    assert fitted.shift_.shift == "dense"
+    found = fitted.explain(rng.normal(size=(20, 6)) * 40)
+    assert (found.shift, found.half) == ("dense", "flow")
 
 
 @pytest.mark.parametrize("estimator", [OnlySource(epochs=2), TrimmedNN(), Extrapolator(shift="sparse")], ids=repr)
@@ -133,7 +136,7 @@ def test_bad_targets_and_bad_order_of_calls():
     with pytest.raises(InputError, match="trains on its targets"):
         Vae().fit(X, y)
     estimator = TrimmedNN().fit(X, y)
-    with pytest.raises(InputError, match="3 columns, the source has 4"):
+    with pytest.raises(InputError, match="3 features, .* expecting 4 features"):
         estimator.predict(X[:, :3])
     with pytest.raises(InputError, match="NaN"):
         estimator.predict(X * np.nan)
@@ -224,7 +227,7 @@ def test_latents_of_class_manifolds_come_from_the_manifolds():
     draws = draw(Process(embedding="fixed", activation="smooth", n_source=2000), [1_000_000], [4], n_targets=20)
     estimator = Extrapolator(shift="dense").fit(draws.x[0], draws.y[0])
     c_hat, s_hat = estimator.latents(draws.x[0, :50])
-    assert estimator.half_ == "manifold"
+    assert estimator.explain(draws.x[0, :50]).half == "manifold"
     assert estimator.dense_ is None
     assert (estimator.classes_[c_hat.argmax(1)] == estimator.predict(draws.x[0, :50])).all()
     assert s_hat.shape == (50, 2)

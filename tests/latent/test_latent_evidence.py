@@ -9,9 +9,9 @@ import torch
 from torch.distributions import MultivariateNormal
 
 from offsupport.latent import Extrapolator
-from offsupport.latent.extrapolator.decision import DECISIVE, log_odds, sparse_evidence
+from offsupport.latent.extrapolator.decision import DECISIVE
 from offsupport.latent.extrapolator.dense import FlowConfig
-from offsupport.latent.extrapolator.sparse import all_masks, fit_mixture, weigh
+from offsupport.latent.extrapolator.sparse import all_masks, fit_mixture, log_odds, sparse_evidence, weigh
 from offsupport.latent.process.draws import draw
 from offsupport.latent.process.process import Process
 
@@ -76,19 +76,20 @@ def test_simulated_shifts_are_told_apart_and_the_source_decides_nothing(fitted):
 @pytest.mark.parametrize(("shift", "distance"), [("dense", 5.0), ("sparse", 18.0)])
 def test_a_single_target_of_the_synthetic_process_is_called_right(shift, distance):
     draws = draw(Process(shift=shift, n_source=4000), range(10_500, 10_506), [distance], n_targets=4)
+    estimator = Extrapolator(flow=QUICK).fit(draws.x, draws.y)
     called = []
     for target in draws.x_tgt[:, 0].unbind(1):
-        estimator = Extrapolator(flow=QUICK).fit(draws.x, draws.y, target[:, None])
-        called += [finding.shift for finding in estimator.shift_]
+        called += [found.shift for found in estimator.explain(target[:, None])]
     assert called.count(shift) >= 0.9 * len(called)
 
 
 def test_undecided_targets_go_to_the_dense_model_only_if_it_can_be_fitted():
     draws = draw(Process(n_source=4000), [10_500])
     for n, half in ((4000, "flow"), (200, "sparse")):
-        estimator = Extrapolator(flow=QUICK).fit(draws.x[0, :n], draws.y[0, :n], draws.x[0, :3])
-        assert "do not tell" in estimator.shift_.reason
-        assert estimator.half_ == half
+        estimator = Extrapolator(flow=QUICK).fit(draws.x[0, :n], draws.y[0, :n])
+        found = estimator.explain(draws.x[0, :3])
+        assert "do not tell" in found.reason
+        assert found.half == half
 
 
 def test_inferred_dimensions_are_per_run_and_bounded():
@@ -96,9 +97,13 @@ def test_inferred_dimensions_are_per_run_and_bounded():
     flat = np.outer(rng.normal(size=600), np.ones(6)) + 1e-3 * rng.normal(size=(600, 6))
     full = rng.normal(size=(600, 6))
     y = (full[:, 0] > 0).astype(int)
-    both = Extrapolator(shift="sparse").fit(np.stack([flat, full]), np.stack([y, y]))
-    alone = [Extrapolator(shift="sparse").fit(X, y).d_c_ for X in (flat, full)]
-    assert both.d_c_.tolist() == alone
+
+    def d_c(*sources):
+        X = np.stack(sources)
+        estimator = Extrapolator(shift="sparse", d_s=2).fit(X, np.stack([y] * len(sources)))
+        return [found.d_c for found in estimator.explain(X[:, :5])]
+
+    alone = [*d_c(flat), *d_c(full)]
+    assert d_c(flat, full) == alone
     assert alone[0] < alone[1] <= 4
-    discrete = rng.integers(0, 3, size=(600, 6)).astype(float)
-    assert 1 <= Extrapolator(shift="sparse").fit(discrete, y).d_c_ <= 4
+    assert 1 <= d_c(rng.integers(0, 3, size=(600, 6)).astype(float))[0] <= 4

@@ -26,7 +26,7 @@ def problem(task):
 def fitted(kind, task):
     source, x_tgt = problem(task)
     estimator = kind(**SIZES)
-    estimator.source_ = source
+    estimator.source_, estimator._seed = source, 0
     estimator._fit(source, x_tgt)
     return estimator, source, x_tgt
 

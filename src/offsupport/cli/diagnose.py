@@ -121,8 +121,7 @@ def _of_arrays(source: Path, labels: Path, target: Path, shift: str) -> tuple[li
         y = y[1:]  # a header over words looks like one more of them
     say(f"fitting an Extrapolator to {len(X)} samples")
     estimator = Extrapolator(shift=shift).fit(X, y, x_tgt)  # type: ignore[arg-type]
-    predicted = estimator.predict(x_tgt)
-    found = estimator.shift_
+    predicted, found = estimator.predict(x_tgt), estimator.explain(x_tgt)
     assert not isinstance(found, list)  # noqa: S101 - told to the type checker
     estimator.shift = found.shift  # type: ignore[assignment]  # decided on all targets, kept for each
     results = []
@@ -135,7 +134,7 @@ def _of_arrays(source: Path, labels: Path, target: Path, shift: str) -> tuple[li
         for i, (label, result) in enumerate(zip(predicted, results, strict=True))
     ]
     farthest = max(range(len(results)), key=lambda i: results[i].distance)
-    return [results[farthest]], {"shift": str(found), "shown": farthest, "targets": targets}
+    return [results[farthest]], {"shift": f"{found.shift}: {found.reason}", "shown": farthest, "targets": targets}
 
 
 def _save(first: Diagnosis, data: dict[str, Any], out: Path) -> None:

@@ -23,7 +23,7 @@ from offsupport.latent.inputs import Array, SampleError, Source, Task, check_sou
 E = TypeVar("E", bound="LatentEstimator")
 
 
-class UnfittedError(ModelError, NotFittedError):
+class UnfittedError(ModelError, NotFittedError):  # type: ignore[misc]  # scikit-learn has no types
     """An estimator was asked before it was fitted; scikit-learn's tools expect their own kind of error, too."""
 
 

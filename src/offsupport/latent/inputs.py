@@ -70,8 +70,8 @@ class Source:
                 f"The samples to predict have {x.ndim} axes.", f"Pass {3 if self.batched else 2}, as in fit."
             )
         if x.shape[-1] != self.width:
-            raise SampleError(
-                f"X has {x.shape[-1]} features, but predict is expecting {self.width} features as input.",  # as they say
+            raise SampleError(  # in the words that scikit-learn's own checks look for
+                f"X has {x.shape[-1]} features, but predict is expecting {self.width} features as input.",
                 "Pass the columns of fit, in their order.",
             )
         x = x if self.batched else x[None]
@@ -103,15 +103,13 @@ def check_source(X: Any, y: Any, task: Task = "auto", dtype: torch.dtype = torch
     width = x.shape[-1]
     # Halves: the range of columns near the largest number there is would not be finite.
     columns = ((x.amax(1) / 2 - x.amin(1) / 2) > CONSTANT / 2 * x.abs().amax(1)).all(0).nonzero()[:, 0]
+    least = max(8, 2 * len(columns))
+    if x.shape[1] < least:
+        count = f"{x.shape[1]} sample{'s' * (x.shape[1] > 1)}"
+        raise SampleError(f"X has {count} in {len(columns)} varying columns.", f"Pass at least {least} samples.")
     if not len(columns):
         raise SampleError("Every column of X is constant.", "Pass observations that vary.")
     x = x[..., columns]
-    if x.shape[1] < max(8, 2 * x.shape[2]):
-        count = f"{x.shape[1]} sample{'s' * (x.shape[1] > 1)}"
-        raise SampleError(
-            f"X has {count} in {x.shape[2]} varying columns.",
-            f"Pass at least {max(8, 2 * x.shape[2])} samples.",
-        )
     mean, scale = _moments(x)
     encoded, classes, y_mean, y_scale = _labels(labels, task)
     encoded = encoded.to(dtype) if classes is None else encoded
@@ -123,7 +121,7 @@ def observations(X: Any, what: str) -> Tensor:
     """Return (n, d) or (R, n, d) observations in double precision; ``what`` names them in errors."""
     X = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
     try:
-        # A copy where torch could not share the memory: reversed views have negative strides, memory maps are read-only.
+        # torch can share neither the memory of reversed views (negative strides) nor that of read-only maps.
         array = check_array(X, dtype=np.float64, order="C", allow_nd=True, ensure_all_finite=False)
         x = torch.as_tensor(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as error:

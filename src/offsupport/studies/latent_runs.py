@@ -173,11 +173,8 @@ def _fit_once(estimator: LatentEstimator, draws: Draws) -> None:
         estimator.fit(draws.x, draws.y)
         return
     estimator.fit(draws.x, draws.y, draws.x_tgt.flatten(1, 2) if draws.distances else None)
-    if (
-        estimator.shift == "auto"
-        and estimator.dense_ is None
-        and any(estimator.needs_flow(column) for column in draws.x_tgt.unbind(1))
-    ):
+    left_out = estimator.shift == "auto" and estimator.dense_ is None
+    if left_out and any(estimator.needs_flow(column) for column in draws.x_tgt.unbind(1)):
         estimator.fit(draws.x, draws.y)
 
 

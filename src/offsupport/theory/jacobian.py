@@ -98,11 +98,6 @@ def slopes(mlp: Mlp) -> tuple[float, float]:
     return min(mlp.slope, 1.0), max(mlp.slope, 1.0)
 
 
-def product_bound(weights: Sequence[Tensor], high: float) -> float:
-    """Return the product of the layer norms and the activations' Lipschitz constants."""
-    return math.prod(_norm(W) for W in weights) * high ** (len(weights) - 1)
-
-
 def secant_bound(weights: Sequence[Tensor], low: float, high: float) -> float:
     """Bound |W_L D_{L-1} ... D_1 W_1| over all diagonal D with entries in [low, high].
 

@@ -219,14 +219,14 @@ class DenseView:
     def latents(self, X: Any) -> tuple[Array, Array]:
         """Return (c_hat, s_hat)."""
         model, x = self.estimator.dense_, self.estimator.source_.standardise(X)
-        assert model is not None  # noqa: S101 - `view` fitted it
+        assert model is not None  # noqa: S101 - `view` chose the flow
         c, s = model.latents(x, torch.tensor([self.d_c]))
         return c[0].numpy(), s[0].numpy()
 
     def decode(self, z: Tensor) -> Tensor:
         """Map [c_hat, s_hat] (n, d) to standardised observations: the flow backwards."""
         model = self.estimator.dense_
-        assert model is not None  # noqa: S101 - `view` fitted it
+        assert model is not None  # noqa: S101 - `view` chose the flow
         flows = model.flows
         h = model.basis()[0].to(z) @ z.T
         for layer in range(len(flows.A) - 1, -1, -1):
@@ -294,17 +294,17 @@ def view(estimator: Extrapolator, x_tgt: Any) -> DenseView | ManifoldView | Spar
     """Return the estimator in the half it chooses for a target (d_x,)."""
     if estimator.source_.batched:
         raise InputError("A diagnosis is about one run.", "Fit the Extrapolator on (n, d) arrays.")
-    x = np.asarray(x_tgt).reshape(1, -1)
-    estimator.predict(x)  # decides on the shift unless it is given, and fits what that needs
-    if estimator.half_ == "manifold":
+    explained = estimator.explain(np.asarray(x_tgt).reshape(1, -1))
+    found = explained[0] if isinstance(explained, list) else explained
+    if found.half == "manifold":
         return ManifoldView(estimator)
-    if estimator.half_ == "flow":
-        return DenseView(estimator, int(estimator.d_c_))
-    chance = torch.from_numpy(estimator.distrust(x))[0, estimator.source_.columns]
+    if found.half == "flow":
+        return DenseView(estimator, found.d_c)
+    chance = torch.from_numpy(found.distrust)[0, estimator.source_.columns]
     moved = chance > 0.5
-    if not bool(moved.any()):
+    if not bool(moved.any()):  # a sparse shift needs a column to have moved: the likeliest one
         moved = chance == chance.max()
-    return SparseView(estimator, moved, estimator.code(~moved[None]))
+    return SparseView(estimator, moved, estimator.code(~moved[None], torch.tensor([found.d_c]), found.d_s))
 
 
 def source_of(estimator: Extrapolator) -> tuple[Array, Array]:

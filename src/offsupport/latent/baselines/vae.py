@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from offsupport.core.errors import InputError
-from offsupport.latent.base import Array, LatentEstimator, finish
-from offsupport.latent.inputs import Source
+from offsupport.latent.base import LatentEstimator, finish
+from offsupport.latent.inputs import Array, Source
 from offsupport.latent.networks import Params, adam, batches, init_mlp, mlp, supervised_loss
 
 LOGVAR_MIN = -10.0  # keeps exp(-logvar) finite when an observation pins its latent

@@ -6,7 +6,7 @@ The evidence itself is `sparse.log_odds`; here are the thresholds, the words, an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -53,13 +53,16 @@ class Found:
     d_s: Sequence[int]
     d_c: Sequence[int]
 
-    def alike(self) -> Iterator[tuple[Tensor, Found]]:
-        """Yield which samples decided alike, where each decided for itself, and what: they can be answered at once."""
+    def alike(self) -> list[Tensor]:
+        """Return the numbers of the samples that decided alike, where each decided for itself; answered at once."""
         rows: dict[tuple[Half, int, int], list[int]] = {}
-        for i, key in enumerate(zip(self.halves, self.d_s, self.d_c, strict=True)):
-            rows.setdefault(key, []).append(i)
-        for (half, d_s, d_c), found in rows.items():
-            yield torch.tensor(found), Found([self.findings[found[0]]], [half], [d_s], [d_c])
+        for i, decided in enumerate(zip(self.halves, self.d_s, self.d_c, strict=True)):
+            rows.setdefault(decided, []).append(i)
+        return [torch.tensor(row) for row in rows.values()]
+
+    def only(self, i: int) -> Found:
+        """Return what one of them decided."""
+        return Found([self.findings[i]], [self.halves[i]], [self.d_s[i]], [self.d_c[i]])
 
 
 @dataclass(frozen=True, eq=False)

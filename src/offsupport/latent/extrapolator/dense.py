@@ -207,9 +207,8 @@ def fit_flow(x: Tensor, labels: Tensor, config: FlowConfig, rng: Callable[[str],
         The flat parameters, (R, count).
     """
     with progress("Fitting the dense model", config.total_steps()) as advance:
-        return _fit_stages(
-            Problem(x, labels, FlowShape(x.shape[1], config.layers, labels.shape[1])), config, rng, advance
-        )
+        problem = Problem(x, labels, FlowShape(x.shape[1], config.layers, labels.shape[1]))
+        return _fit_stages(problem, config, rng, advance)
 
 
 def _fit_stages(

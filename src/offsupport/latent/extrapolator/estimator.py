@@ -50,7 +50,8 @@ class Extrapolator(LatentEstimator):
 
     ``fit`` fits everything. With ``shift="auto"`` that includes the dense model, which takes seconds to minutes, where
     the source has ten samples per parameter of it (``dense_note_`` says so), and unless targets are given to ``fit``
-    that need none. An answer depends on the fit and on the targets of its call alone, and `explain` says how it came about.
+    that need none. An answer depends on the fit and on the targets of its call alone, and `explain` says how it came
+    about.
 
     It is a scikit-learn estimator: ``task`` says whether it is a classifier before it has seen y, and
     ``together=False`` lets every sample decide for itself, as scikit-learn's tools take for granted.
@@ -259,8 +260,9 @@ class Extrapolator(LatentEstimator):
         """Ask about all targets at once, or about those that decided alike, and put the answers in order."""
         if self.together:
             return answer(x, found)
-        groups = list(found.alike())
-        return _in_order(groups, [answer(x[:, rows], alike) for rows, alike in groups])
+        rows = found.alike()
+        parts = [answer(x[:, row], found.only(int(row[0]))) for row in rows]
+        return torch.cat(parts, 1)[:, torch.cat(rows).argsort()]
 
     def _output(self, x: Tensor) -> Tensor:
         return self._answer(x, self._find(x), self._outputs)
@@ -278,7 +280,7 @@ class Extrapolator(LatentEstimator):
         return self.dense_.moments(x)[0] if self.source_.task == "regression" else self.dense_.posterior(x)
 
     def _spreads(self, x: Tensor, found: Found, level: float | None = None) -> Tensor:
-        """Return the standard deviations (R, m) of predicted numbers, times what holds them at a level if one is given."""
+        """Return the standard deviations (R, m) of predicted numbers, or as many of them as hold them at a level."""
         return _by_run(found.halves, lambda half: self._half_spread(half, x, found, level))
 
     def _half_spread(self, half: Half, x: Tensor, found: Found, level: float | None) -> Tensor:
@@ -307,9 +309,10 @@ class Extrapolator(LatentEstimator):
         found = self._find(x)
         if self.together:
             return self._run_latents(x, found)
-        groups = list(found.alike())
-        c_hat, s_hat = zip(*(self._run_latents(x[:, rows], alike) for rows, alike in groups), strict=True)
-        return _in_order(groups, c_hat), _in_order(groups, s_hat)
+        # One by one: a code is about the columns that its samples trust on average.
+        parts = [self._run_latents(x[:, i : i + 1], found.only(i)) for i in range(x.shape[1])]
+        c_hat, s_hat = zip(*parts, strict=True)
+        return torch.cat(_align(c_hat), 1), torch.cat(_align(s_hat), 1)
 
     def _run_latents(self, x: Tensor, found: Found) -> tuple[Tensor, Tensor]:
         parts = {half: self._half_latents(half, x, found) for half in set(found.halves)}
@@ -392,14 +395,7 @@ def _by_run(halves: Sequence[Half], answer: Callable[[Half], Tensor]) -> Tensor:
     return torch.stack([found[half][r] for r, half in enumerate(halves)])
 
 
-def _in_order(groups: Sequence[tuple[Tensor, Found]], parts: Sequence[Tensor]) -> Tensor:
-    """Put the answers (1, m_g, ...) of groups of samples into the order of the samples."""
-    return torch.cat(_align(parts), 1)[:, torch.cat([rows for rows, _ in groups]).argsort()]
-
-
 def _align(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Give all parts (R, m, q) as many coordinates as the widest has, zeros at the end; (R, m) stay as they are."""
-    if parts[0].ndim < 3:
-        return list(parts)
+    """Give all parts (R, m, q) as many coordinates as the widest has, zeros at the end."""
     width = max(part.shape[-1] for part in parts)
     return [functional.pad(part, (0, width - part.shape[-1])) for part in parts]

@@ -204,10 +204,6 @@ def _normal(shape: tuple[int, ...] | torch.Size, rng: torch.Generator) -> Tensor
     return torch.randn(shape, generator=rng, dtype=torch.float64)
 
 
-def _stack_layers(runs: list[list[Tensor]]) -> tuple[Tensor, ...]:
-    return tuple(torch.stack(layer) for layer in zip(*runs, strict=True))
-
-
 def _generator(process: Process, mlp: Mlp, order: Tensor) -> Generator:
     if process.shift == "dense":
         return DenseGenerator(mlp, process.d_c, process.d_s)
