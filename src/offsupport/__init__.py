@@ -18,6 +18,7 @@ _PUBLIC = {
     "list_methods": "offsupport.methods",
     "load_adapted": "offsupport.methods",
     "load_model": "offsupport.nn.loading",
+    "register_table": "offsupport.studies.tables",
     "source_stats": "offsupport.methods",
 }
 _ROOMS = ("bench", "data", "functional", "latent", "methods", "nn", "testing", "theory")
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from offsupport.engine.registry import source_stats as source_stats
     from offsupport.evaluation import evaluate as evaluate
     from offsupport.nn.loading import load_model as load_model
+    from offsupport.studies.tables import register_table as register_table
 
 __all__ = ["__version__", *_PUBLIC, *_ROOMS]
 
