@@ -1,3 +1,4 @@
+import hashlib
 import json
 import random
 import re
@@ -155,3 +156,28 @@ def test_runs_beside_each_other_share_cells_where_a_marker_says_so(tmp_path):
     one.write(cell, OUTCOME)
     assert other.read(cell.key).deterministic == OUTCOME.deterministic
     assert [path.name for path in (tmp_path / "cells").iterdir() if path.name != "SHARED"] == [f"{cell.key}.json"]
+
+
+def test_a_sealed_file_of_another_layout_is_judged_by_what_it_says(store):
+    cell = square_cell(3)
+    store.write(cell, OUTCOME)
+    body = json.loads(store.path(cell.key).read_bytes())["record"]
+    start = '{"checksum": "', '",\n"record": '
+    for changes, expected in (
+        ({}, None),
+        ({"key": "f" * 64}, "of another cell"),
+        ({"schema": 7}, "of schema 7, this version reads 1"),
+    ):
+        rest = json.dumps({**body, **changes}) + "}\n"  # one line: no field begins a line of its own
+        checksum = hashlib.sha256(rest.encode()).hexdigest()
+        store.path(cell.key).write_text(f"{start[0]}{checksum}{start[1]}{rest}")
+        found = store.read(cell.key)
+        assert isinstance(found, Record) if expected is None else found == Invalid(expected, found=True)
+
+
+def test_no_value_is_taken_for_a_field(store):
+    cell = square_cell(3)
+    store.write(cell, Outcome({"note": f'\n "key": "{"e" * 64}",\n', "key": "e" * 64}, {}, {}))
+    other = store.path("e" * 64)
+    other.write_bytes(store.path(cell.key).read_bytes())
+    assert store.read("e" * 64) == Invalid("of another cell", found=True)

@@ -34,7 +34,7 @@ def test_hyper_parameters_are_those_of_the_presets_beside_the_printed_ones():
 
 def test_a_preset_that_differs_from_the_paper_is_named(monkeypatch):
     monkeypatch.setitem(table_a2.PRINTED, ("tesla+sc", "cifar10", "rank"), 32)
-    (line,) = (line for line in table_a2.hyper_parameters() if line["paper"] == 32)
+    (line,) = (line for line in table_a2.hyper_parameters().to_dicts() if line["paper"] == 32)
     assert (line["value"], line["remark"]) == (64, "differs from the printed 32")
 
 

@@ -64,7 +64,7 @@ def test_claims_are_decided_by_the_corners(sparse, dense, expected):
 def test_the_gap_of_two_rises_is_their_difference():
     made = [record(b, s, w) for b, s, w in ((SPARSE, 1, 40), (SPARSE, 10, 60), (DENSE, 1, 40), (DENSE, 10, 240))]
     gap = FIG3.claims(made)[2].evidence
-    assert gap["value"] == pytest.approx(100 * ((60 - 40) - (240 - 40)) / 400)
+    assert gap.value == pytest.approx(100 * ((60 - 40) - (240 - 40)) / 400)
 
 
 def test_a_corner_that_is_missing_decides_nothing():

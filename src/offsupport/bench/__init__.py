@@ -2,6 +2,7 @@
 
 from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place
 from offsupport.bench.executor import Executor, Job, Local, Summary, run_cells
+from offsupport.bench.runs import Run, Status, run_grid
 from offsupport.bench.store import Invalid, Record, Store
 from offsupport.bench.verify import compare, verify
 from offsupport.core.moved import moved
@@ -17,10 +18,13 @@ __all__ = [
     "Outcome",
     "Place",
     "Record",
+    "Run",
+    "Status",
     "Store",
     "Summary",
     "compare",
     "run_cells",
+    "run_grid",
     "verify",
 ]
 

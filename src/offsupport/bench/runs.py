@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +118,20 @@ def status(folder: Path | str, cells: Iterable[Cell] | None = None) -> Status:
 
 
 class _Done(Sequence[Record]):
-    """Results found intact, each parsed when somebody looks into it."""
+    """Results found intact, parsed when somebody looks into one: counting thousands of them takes no parsing."""
 
     def __init__(self) -> None:
         self.files: list[Sound] = []
+
+    @cached_property
+    def _records(self) -> list[Record]:
+        return [file.record for file in self.files]
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, at: Any) -> Any:
-        return [file.record for file in self.files[at]] if isinstance(at, slice) else self.files[at].record
+        return self._records[at]
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from urllib.parse import quote
 
 from offsupport.core import files
@@ -38,6 +38,8 @@ class Badge:
         tone: ``good``, ``bad`` or ``open``.
     """
 
+    form: ClassVar = "badge"
+    """By which the template knows how to show it."""
     text: str
     tone: str = "open"
 
@@ -54,6 +56,7 @@ class Number:
         shade: From 0 to 1, how strongly its background is coloured.
     """
 
+    form: ClassVar = "number"
     text: str
     value: float | None = None
     source: str = ""
@@ -73,6 +76,7 @@ class Bar:
         zero: Where zero is, if it is to be seen.
     """
 
+    form: ClassVar = "bar"
     low: float
     value: float
     high: float
@@ -257,7 +261,4 @@ def _template() -> Template:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["paragraphs"] = lambda text: [part for part in text.split("\n\n") if part.strip()]
-    for kind in (Badge, Bar, Number):
-        environment.tests[kind.__name__.lower() + "_value"] = lambda value, kind=kind: isinstance(value, kind)
     return environment.get_template("report.html")

@@ -357,11 +357,11 @@ def write_report(run: Run | Path | str) -> tuple[Path, Measured]:
     request = Request.of(run.store.request())
     if request.table:
         table = TABLES[request.table]
-        status = run.status(table.cells(request.scale, request.options))
+        status = _parsed(run.status(table.cells(request.scale, request.options)))
         measured = table.measure(request.scale, status.done)
         title, about = table.title, _about(request, table.scales[request.scale])
     else:
-        status = run.status()
+        status = _parsed(run.status())
         measured = Measured(rows=error_rows(status.done))
         title, about = f"Benchmark {run.folder.resolve().name}", "A grid of cells of the user's own."
     report = run_page(title, about, measured, status, request)
@@ -370,6 +370,11 @@ def write_report(run: Run | Path | str) -> tuple[Path, Measured]:
     path = run.folder / "report.html"
     page.write(report, path)
     return path, measured
+
+
+def _parsed(status: Status) -> Status:
+    """Return a status with its results as a plain list: a page looks into all of them, many times."""
+    return dataclasses.replace(status, done=list(status.done))
 
 
 def _about(request: Request, scale: str) -> str:

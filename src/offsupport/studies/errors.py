@@ -73,7 +73,7 @@ def parts_of(records: Iterable[Record]) -> list[Part]:
     differing = tuple(
         name
         for name in sorted(set(names) - _COLUMNS)
-        if len({canonical_json(record.cell.config.get(name)) for record in adapted}) > 1
+        if any(record.cell.config.get(name) != names[name] for record in adapted)
     )
     whole: dict[str, list[Record]] = {}
     for record in adapted:
