@@ -103,6 +103,21 @@ def shell(bare):
 PARTS = {"methods": "surer-half", "corruptions": "dim", "datasets": "stripes", "tables": "surer-half-on-stripes"}
 
 
+ALONE = {
+    "method": "from offsupport.methods import METHODS; METHODS['calm']",
+    "corruption": "from offsupport.data.corruptions import CORRUPTIONS; CORRUPTIONS['dim']",
+    "data set": "from offsupport.data import load; load('stripes')",
+    "table": "from offsupport.studies import TABLES; TABLES['calm-on-stripes']",
+}
+
+
+@pytest.mark.parametrize("code", ALONE.values(), ids=ALONE)
+def test_each_part_is_found_through_its_own_entry_point(shell, code):
+    # One module holds all parts: whichever is found first brings the others, so each gets a process of its own.
+    done = shell.run("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(("what", "name"), PARTS.items())
 def test_lists_have_it(shell, what, name):
     assert name in shell.names(what)
