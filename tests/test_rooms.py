@@ -110,21 +110,19 @@ ALONE = {
     "theory/picture.py": "imported when something is drawn: matplotlib takes a second",
     "report/demo_page.py": "imported when the demo ends: a page of its own",
     "data/checking.py": "imported by the verb that checks: no other reader needs it",
+    "testing/data.py": "the contracts of corruptions and of data sets; the package above it is the public face",
     "testing/promises.py": "the contract itself, a promise per function; the package above it is the public face",
     "diagnosis/patches.py": "how unusual a patch is: mathematics of its own, beside what is said of an image",
     "engine/sparsity.py": "the constraint that +sc puts on any method; importing it makes the names known",
     "nn/lora.py": "a layer type: it stands with the networks, and the constraint is its user",
-    "nn/vit.py": "a network: the encoder of masked autoencoders",
     "core/weights.py": "reading weights of others without running code: a promise with tests of its own",
     "theory/ranking.py": "public: how well a score ranks shifts",
     "data/order.py": "in which order images come, apart from where they come from",
     "data/streams.py": "public as offsupport.data.stream, which is what its users import",
     "latent/extrapolator/manifold.py": "Theorem 1 with finite C: mathematics of its own",
-    "report/provenance.py": "what a click on a number opens",
-    "report/tables.py": "the tables of a run, apart from the page they stand on",
 }
 """Files with one importer that are none of these kinds, and why they stand alone."""
-MOST_ALONE = 53
+MOST_ALONE = 45
 
 
 def with_one_importer():
@@ -261,6 +259,7 @@ MOVED = {
     "offsupport.theory.ModelDiagnosis": "offsupport.diagnosis.ModelDiagnosis",
     "offsupport.theory.diagnose_model": "offsupport.diagnosis.diagnose_model",
     "offsupport.data.corruptions.contact_sheet": "offsupport.data.contact_sheet",
+    "offsupport.methods.register": "offsupport.register_method",
 }
 """Public names of 0.2 that have moved, and what they are called now."""
 NAMES = [(room, name) for room, names in PUBLIC_IN_0_2.items() for name in names.split()]

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from offsupport.bench.cell import Cell, Place, checkpoint_of, compute, home_of, label, prepare
 from offsupport.bench.store import Invalid, Sound, Store, result_file
@@ -256,7 +256,8 @@ class Local:
 @dataclass
 class _Worker:
     process: BaseProcess
-    pipe: Connection
+    pipe: Any
+    """Its end of the pipe here; of another type on Windows than elsewhere."""
     gpu: str | None
     cell: Cell | None = None
 
@@ -291,8 +292,8 @@ class _Pool:
             worker.pipe.send(worker.cell and Task(worker.cell, home_of(worker.cell)))
 
     def _ready(self) -> list[_Worker]:
-        busy = {worker.pipe: worker for worker in self.workers if worker.cell}
-        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+        busy: dict[Any, _Worker] = {worker.pipe: worker for worker in self.workers if worker.cell}
+        return [busy[pipe] for pipe in wait(list(busy))]
 
     def _handle(self, worker: _Worker) -> None:
         cell = worker.cell
