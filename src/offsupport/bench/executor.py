@@ -296,8 +296,9 @@ class _Pool:
             worker.pipe.send(worker.cell and Task(worker.cell, home_of(worker.cell)))
 
     def _ready(self) -> list[_Worker]:
-        busy = {worker.pipe: worker for worker in self.workers if worker.cell}
-        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+        # By the pipe itself and not its class, which is another one on Windows.
+        busy = {id(worker.pipe): worker for worker in self.workers if worker.cell}
+        return [busy[id(pipe)] for pipe in wait([worker.pipe for worker in busy.values()])]
 
     def _handle(self, worker: _Worker) -> None:
         cell = worker.cell
@@ -347,4 +348,4 @@ def _start(place: Place, gpu: str | None) -> _Worker:
     with worker_environment(gpu), interrupts_blocked():
         process.start()
     there.close()
-    return _Worker(process, here, gpu)
+    return _Worker(process, here, gpu)  # type: ignore[arg-type,unused-ignore]  # a PipeConnection on Windows
