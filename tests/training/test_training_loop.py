@@ -67,7 +67,7 @@ def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path):
     checkpoint.save(run, tmp_path, {"recipe": {"lr": 0.1}, "seed": 0, "data": "a"})
     with pytest.raises(FileError, match="another recipe and another data"):
         checkpoint.resume(run, tmp_path, {"recipe": {"lr": 0.2}, "seed": 0, "data": "b"})
-    path = tmp_path / checkpoint.FILE
+    path = tmp_path / checkpoint.CHECKPOINT
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(FileError, match=r"checkpoint\.safetensors"):
         checkpoint.resume(run, tmp_path, {"recipe": {"lr": 0.1}, "seed": 0, "data": "a"})

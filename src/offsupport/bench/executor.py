@@ -343,4 +343,4 @@ def _start(place: Place, gpu: str | None) -> _Worker:
     with worker_environment(gpu), interrupts_blocked():
         process.start()
     there.close()
-    return _Worker(process, here, gpu)
+    return _Worker(process, here, gpu)  # type: ignore[arg-type,unused-ignore]  # a PipeConnection on Windows
