@@ -1,6 +1,7 @@
 """evaluate(): protocols, counts and intervals, against a slow obvious loop."""
 
 import math
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -157,3 +158,9 @@ def test_result_in_words_in_json_and_drawn():
     assert list(dots) == pytest.approx(result.trace)
     assert running[-1] == pytest.approx(result.error)
     assert result.plot(axes) is axes
+
+
+def test_where_the_system_does_not_tell_its_memory_is_zero(monkeypatch):
+    """As on Windows, which has no such module."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert offsupport.evaluate(adapted("source"), labelled(1)).memory == 0
