@@ -250,7 +250,7 @@ def _embed(data: Any) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return (Path(__file__).parent / name).read_text()
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 @cache
