@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from offsupport.bench import Cell, Kind, Outcome, Place, Store, run_cells
+from offsupport.bench import KINDS, Cell, Kind, Outcome, Place, Store, run_cells
 from offsupport.bench.runs import run_grid, status
 from offsupport.bench.store import result_file
 from offsupport.results.correctness import pack
@@ -49,12 +49,12 @@ def run_spin(config: SpinConfig, place: Place) -> Outcome:
     return Outcome({"total": total}, {}, {"seconds": time.process_time() - started})
 
 
-spin = Kind(SpinConfig, run_spin)
+KINDS.register("spin")(Kind(SpinConfig, run_spin))
 
 
 def spin_cells(count: int, rounds: int = 0) -> list[Cell]:
     """Return cells of this file's kind."""
-    return [Cell("bench_overhead:spin", {"number": i, "rounds": rounds, "threads": 1}) for i in range(count)]
+    return [Cell("spin", {"number": i, "rounds": rounds, "threads": 1}) for i in range(count)]
 
 
 def seconds_of(cells: list[Cell], workers: int) -> float:
