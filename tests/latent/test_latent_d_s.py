@@ -111,7 +111,9 @@ def test_half_of_the_columns_is_the_most_and_stands_where_nothing_is_found():
     dense = Extrapolator(shift="dense", flow=QUICK).fit(X, y)
     assert dense.explain(X[:3] + 9).d_s == D // 2
     far = 40 * np.random.default_rng(1).normal(size=(10, D))
-    found = Extrapolator(flow=FlowConfig(layers=1, starts=1, rounds=0, steps=20, polish_steps=10)).fit(X, y).explain(far)
+    found = (
+        Extrapolator(flow=FlowConfig(layers=1, starts=1, rounds=0, steps=20, polish_steps=10)).fit(X, y).explain(far)
+    )
     assert (found.shift, found.half, found.d_s) == ("dense", "flow", D // 2)
     assert Extrapolator(shift="sparse", d_s=3).fit(X, y).explain(pushed(X[:5], [0])).d_s == 3
 

@@ -125,9 +125,7 @@ def test_columns_in_another_order_are_refused(monkeypatch):
     estimator = Extrapolator().fit(Frame(X, list("abcd")), y)
     assert estimator.n_features_in_ == 4
     assert list(estimator.feature_names_in_) == list("abcd")
-    np.testing.assert_array_equal(
-        estimator.predict(Frame(X, list("abcd"))), Extrapolator().fit(X, y).predict(X)
-    )
+    np.testing.assert_array_equal(estimator.predict(Frame(X, list("abcd"))), Extrapolator().fit(X, y).predict(X))
     with pytest.raises(InputError, match="same order"):
         estimator.predict(Frame(X[:, ::-1], list("dcba")))
     pushed = X[:5] + np.array([0, 0, 50, 0])
