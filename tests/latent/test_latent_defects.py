@@ -1,4 +1,4 @@
-"""What once went wrong on other people's tables: odd arrays and labels, and a predict that fitted and changed things."""
+"""What once went wrong on other people's tables: odd arrays and labels, a predict that fitted and changed things."""
 
 import dataclasses
 import pickle

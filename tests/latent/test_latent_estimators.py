@@ -136,7 +136,7 @@ def test_bad_targets_and_bad_order_of_calls():
     with pytest.raises(InputError, match="trains on its targets"):
         Vae().fit(X, y)
     estimator = TrimmedNN().fit(X, y)
-    with pytest.raises(InputError, match="3 features, .* expecting 4 features"):
+    with pytest.raises(InputError, match=r"3 features, .* expecting 4 features"):
         estimator.predict(X[:, :3])
     with pytest.raises(InputError, match="NaN"):
         estimator.predict(X * np.nan)

@@ -1,4 +1,7 @@
-"""Mechanistic dependence (Assumption iv of the sparse theorem) in polynomial time, with a margin and a witness.
+"""Which dimensions each latent moves, and mechanistic dependence (Assumption iv of the sparse theorem) among them.
+
+The check takes polynomial time and gives a margin and a witness; a search for the rare latents at which the assumption
+breaks stands at the end.
 
 The assumption asks of the rows A = J[I, :] that only c moves: rank A < rank A_P1 + rank A_P2 for every split P1 | P2 of
 I. There are 2^(m-1) - 1 splits. But rank A = rank A_P1 + rank A_P2 exactly when the column space of A is a direct sum

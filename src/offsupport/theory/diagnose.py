@@ -1,4 +1,7 @@
-"""The diagnosis: is this shift recoverable, by which theorem, and if not, which assumption fails by how much."""
+"""The diagnosis: is this shift recoverable, by which theorem, and if not, which assumption fails by how much.
+
+`diagnose` measures and judges; `Diagnosis` keeps the numbers, and puts them into words at the end of this file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Jacobians of a generating function by forward mode, their largest singular values, and their ranks.
+"""Jacobians of a generating function: measured at points, bounded everywhere, and what breaks their assumption.
+
+First Jacobians by forward mode, their largest singular values and ranks; then bounds certified from the weights of a
+known generator; then witnesses against smoothness and invertibility (Assumption i).
 
 A generating function here maps z (n, d_z) to x (n, d_x), every row on its own. Latents are fewer than observed
 dimensions, so forward mode (one product per latent) is the cheap direction. Ranks are decided in double precision.

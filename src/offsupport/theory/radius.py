@@ -6,6 +6,9 @@ most this, so what lies beyond it violates the condition. local: the Jacobian no
 support to the target only, the refinement the paper's limitations ask for; it presumes that the estimate is as smooth
 there as g is, which nothing certifies.
 
+Separation (`D`) and the search for the largest norm stand here too: the radius is their quotient and nothing else
+needs them.
+
 The proof moves s alone, so each way is given for the full Jacobian norm J_u, as the assumption is written, and for the
 norm J_u^s of its s-block, which is all the proof uses.
 """

@@ -2,7 +2,8 @@
 
 Theorem 1 splits z into a discrete part and the rest, so continuous dimensions of c count as s there. `Subject` speaks
 Theorem 1's language: ``c`` are the leading ``split`` latents, ``s`` the others; ``d_c`` keeps the full width of c,
-which Theorem 2 uses.
+which Theorem 2 uses. An `Extrapolator` is diagnosed through a view: the half of it that answers for the target, with
+its latents and its decoder.
 """
 
 from __future__ import annotations
