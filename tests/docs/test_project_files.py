@@ -170,8 +170,8 @@ def test_the_citation_names_the_software_and_the_paper():
 
 def test_the_version_stands_in_one_place():
     assert PROJECT["project"]["dynamic"] == ["version"]
-    assert PROJECT["tool"]["hatch"]["version"]["path"] == "src/offsupport/__init__.py"
-    assert f'__version__ = "{offsupport.__version__}"' in read("src/offsupport/__init__.py")
+    assert PROJECT["tool"]["hatch"]["version"]["path"] == "src/offsupport/core/version.py"
+    assert f'__version__ = "{offsupport.__version__}"' in read("src/offsupport/core/version.py")
 
 
 def test_the_changelog_has_a_dated_section_for_this_version_and_at_most_one_ahead_of_it():
