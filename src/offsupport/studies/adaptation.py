@@ -164,7 +164,7 @@ def adapter_of(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
         clean = config.dataset.removesuffix("-c")
         limit, size = config.source_images, _source_batch(config)
         images = stream(clean, place.data, split=config.source_split, limit=limit, batch_size=size)
-        stats = source_stats(model, images, config.method, **config.hyper)
+        stats = source_stats(model, images, config.method, preset=config.preset, **config.hyper)
     return adapt(model, config.method, preset=config.preset, source=stats, seed=config.seed, **config.hyper)
 
 
