@@ -161,6 +161,7 @@ def test_result_in_words_in_json_and_drawn():
 
 
 def test_where_the_system_does_not_tell_its_memory_is_zero(monkeypatch):
-    """As on Windows, which has no such module."""
+    """As on Windows, which has no module for it."""
     monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.setattr(sys, "platform", "win32")
     assert offsupport.evaluate(adapted("source"), labelled(1)).memory == 0

@@ -9,8 +9,8 @@ from offsupport.nn.norm import adopt_batch_norm, capture_means
 def test_a_prior_for_a_block():
     policy = adopt_batch_norm(nn.BatchNorm2d(3))
     with policy.using("blend", prior=3.0):
-        assert (policy.statistics, policy.prior) == ("blend", 3.0)
-    assert (policy.statistics, policy.prior) == ("source", 16.0)
+        assert (policy.kind, policy.prior) == ("blend", 3.0)
+    assert (policy.kind, policy.prior) == ("source", 16.0)
 
 
 class Tokens(nn.Module):
