@@ -8,7 +8,7 @@ Instead of a group, ``claims`` lists the claims, ``numbers`` every number on a l
 what the paper prints behind what was measured, columns downwards; ``averages`` has the columns ``.../avg`` with passes
 and seconds from the cells and memory from results/memory.json; ``gates`` has them with gates and ranks of the sparsity
 constraint; ``candidates`` has what was tried for each method.
-``<!-- paper_cost hours -->`` has GPU hours.
+``<!-- paper_cost hours -->`` has GPU hours, and ``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from offsupport import list_methods
 from offsupport.bench.store import Record, Store
 from offsupport.report.figures import update_means
 from offsupport.studies.errors import parts_of
@@ -41,6 +42,8 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
     def table(found: re.Match[str]) -> str:
         before, name, what, _, after = found.groups()
         group, _, methods = what.partition(": ")
+        if (name, group) == ("method", "table"):
+            return before + "".join(f"{line}\n" for line in _methods()) + after
         if group == "hours":
             payload = json.loads((results / f"{name}.json").read_text())
             return before + "".join(f"{line}\n" for line in _hours(payload)) + after
@@ -252,6 +255,12 @@ def _number(row: dict[str, Any] | None, interval: bool = False) -> str:
 
 def _markdown(heads: list[str], body: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *body)]
+
+
+def _methods() -> list[str]:
+    """Return the table of methods that the registry has."""
+    head = ["| method | adapts | norm layers it needs | source data | scored |", "|---|---|---|---|---|"]
+    return head + [f"| `{i.name}` | {i.adapts} | {i.norm} | {i.source} | {i.scored} |" for i in list_methods(True)]
 
 
 def main() -> int:

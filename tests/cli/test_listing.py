@@ -8,7 +8,7 @@ from offsupport import zoo
 from offsupport.cli.doctor import examine
 from offsupport.cli.listing import list_
 from offsupport.core.errors import ConfigError
-from offsupport.data import ALL
+from offsupport.data.corruptions import CORRUPTIONS
 from offsupport.methods import METHODS
 from offsupport.studies import TABLES
 from offsupport.studies.models import MODELS
@@ -19,7 +19,7 @@ from offsupport.training import list_recipes
     ("what", "names"),
     [
         ("methods", set(METHODS)),
-        ("corruptions", set(ALL)),
+        ("corruptions", set(CORRUPTIONS)),
         ("tables", set(TABLES)),
         ("models", set(MODELS) | {f"zoo:{name}" for name in zoo.names()}),
         ("recipes", set(list_recipes())),

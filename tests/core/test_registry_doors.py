@@ -108,7 +108,28 @@ def test_a_real_entry_point_is_read_from_a_distribution(tmp_path, monkeypatch):
     module = types.ModuleType("outside_module")
     monkeypatch.setitem(sys.modules, "outside_module", module)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="does not register"):
+    module.__getattr__ = lambda name: pytest.fail("nothing of it is asked for but its import")
+    with pytest.raises(ConfigError, match="outside_module does not register the thing 'real'"):
         things["real"]
+    things = registry()
     things.register("real")(3)
     assert things["real"] == 3
+
+
+def test_a_package_that_fails_half_way_has_added_nothing(installed):
+    things = registry()
+
+    def late():
+        things.register("bad")(2)
+        raise ZeroDivisionError("too late")
+
+    installed(bad=late)
+    with pytest.warns(UserWarning, match="too late"):
+        assert list(things) == ["ours"]
+
+
+def test_a_name_that_another_entry_point_brings_is_found(installed):
+    things = registry()
+    installed(promised=lambda: things.register("other")(2))
+    with pytest.warns(UserWarning, match="does not register"):
+        assert things["other"] == 2

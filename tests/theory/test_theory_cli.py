@@ -39,7 +39,7 @@ def test_json_is_the_diagnosis_and_options_have_effect(tmp_path):
         (["--preset", "papr"], "Unknown process preset"),
         (["--process", "dens"], "Unknown shift"),
         (["--set", "radius"], "--set got 'radius'"),
-        (["--set", "radus=3"], "Unknown hyper-parameter 'radus'"),
+        (["--set", "radus=3"], "Unknown setting 'radus'"),
     ],
 )
 def test_mistakes_are_sentences(options, message, tmp_path):

@@ -46,7 +46,7 @@ def test_the_small_recipes_for_cifar100_are_twins_of_those_for_cifar10():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epoch": 3}, "Unknown hyper-parameter 'epoch' for recipe 'tiny'. Did you mean 'epochs'"),
+        ({"epoch": 3}, "Unknown setting 'epoch' for recipe 'tiny'. Did you mean 'epochs'"),
         ({"epochs": "many"}, "is 'many'. It must be an integer"),
         ({"epochs": 0}, "Setting 'epochs' of the recipe 'tiny' is 0. It must be above 0"),
         ({"weight_decay": -1.0}, "It must be at least 0"),

@@ -142,7 +142,7 @@ class Verified:
     exact: int = 0
     """Compared bit for bit."""
     tolerant: int = 0
-    """Computed elsewhere, and compared within the tolerance."""
+    """Computed elsewhere, and within the tolerance."""
     different: dict[str, str] = field(default_factory=dict)
     """What differs, by a label of the cell."""
 
@@ -150,10 +150,12 @@ class Verified:
         """Return what was compared, and how, as a sentence."""
         ways = [
             f"{self.exact} bit for bit" if self.exact else "",
-            f"{self.tolerant} within {TOLERANCE:g}, because versions or CPU are others" if self.tolerant else "",
+            f"{self.tolerant} compared within {TOLERANCE:g}, because versions or CPU are others"
+            if self.tolerant
+            else "",
         ]
         how = " and ".join(filter(None, ways)) or "none to compare"
-        return f"{self.sample} of {self.done} results computed again: {how}."
+        return f"{self.sample} of {self.done} results computed again and compared: {how}."
 
 
 def verify(

@@ -6,6 +6,7 @@ import io
 import signal
 import sys
 import threading
+import warnings
 
 import typer
 
@@ -60,6 +61,7 @@ def main() -> None:
     """Run a verb; a mistake of the user's is a sentence and an exit code, never a traceback."""
     _listen_to_interrupts()
     _print_any_name()
+    warnings.formatwarning = _as_sentence
     try:
         app()
     except OffsupportError as error:
@@ -82,6 +84,11 @@ def _listen_to_interrupts() -> None:
     in_main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
     if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupted)
+
+
+def _as_sentence(message: Warning | str, *where: object, **more: object) -> str:
+    """Return a warning as a person at a terminal wants it: without the line of code that gave it."""
+    return f"offsupport: {message}\n"
 
 
 def _print_any_name() -> None:

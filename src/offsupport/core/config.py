@@ -36,7 +36,8 @@ def build(cls: type[C], values: Mapping[str, Any], owner: str, beside: Iterable[
     names = [field.name for field in dataclasses.fields(typing.cast("Any", cls))]
     for name, value in values.items():
         if name not in names:
-            raise ConfigError(f"Unknown hyper-parameter {name!r} for {owner}.", nearest(name, names, beside))
+            what = "hyper-parameter" if owner.startswith("method") else "setting"
+            raise ConfigError(f"Unknown {what} {name!r} for {owner}.", nearest(name, names, beside))
         if not _fits(value, hints[name]):
             raise ConfigError(
                 f"Hyper-parameter {name!r} of {owner} is {value!r}.", f"It must be {_describe(hints[name])}."

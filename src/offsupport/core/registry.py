@@ -40,6 +40,7 @@ class Registry(Generic[T]):
         self.group = group
         self._items: dict[str, T] = {}
         self._outside: dict[str, importlib.metadata.EntryPoint] | None = None
+        self._broken: dict[str, ConfigError] = {}
 
     def register(self, name: str, *, replace: bool = False) -> Callable[[T], T]:
         """Return a decorator that stores its argument under ``name``; a name is taken once.
@@ -69,7 +70,9 @@ class Registry(Generic[T]):
         if name not in self._items and name in self._entry_points():
             self._load(self._entry_points()[name])
         if name not in self._items:
-            raise ConfigError(f"Unknown {self.kind} {name!r}.", nearest(name, self.known()))
+            known = self.known()  # loads what packages offer, which may turn out to have the name after all
+            if name not in self._items:
+                raise ConfigError(f"Unknown {self.kind} {name!r}.", nearest(name, known))
         return self._items[name]
 
     def __contains__(self, name: object) -> bool:
@@ -77,7 +80,7 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         for name, point in self._entry_points().items():
-            if name not in self._items:
+            if name not in self._items and name not in self._broken:
                 try:
                     self._load(point)
                 except ConfigError as error:
@@ -96,16 +99,22 @@ class Registry(Generic[T]):
         return self._outside
 
     def _load(self, point: importlib.metadata.EntryPoint) -> None:
-        try:
-            point.load()
-        except Exception as error:  # it is another package's code: whatever it raises, say whose fault it is
-            raise ConfigError(
-                f"The {self.kind} {point.name!r} of another package ({point.value}) cannot be loaded "
-                f"({type(error).__name__}: {error}).",
-                "Repair or uninstall that package.",
-            ) from error
-        if point.name not in self._items:
-            raise ConfigError(
-                f"{point.value} does not register the {self.kind} {point.name!r} that its package promises.",
-                "Give the entry point the name that the decorator registers.",
-            )
+        if point.name not in self._broken:  # tried once: what failed is not half done a second time
+            before = dict(self._items)
+            try:
+                point.load()
+            except Exception as error:  # it is another package's code: whatever it raises, say whose fault it is
+                self._items = before  # what fails half-way has added nothing
+                self._broken[point.name] = ConfigError(
+                    f"The {self.kind} {point.name!r} of another package ({point.value}) cannot be loaded "
+                    f"({type(error).__name__}: {error}).",
+                    "Repair or uninstall that package.",
+                )
+            else:
+                if point.name not in self._items:
+                    self._broken[point.name] = ConfigError(
+                        f"{point.value} does not register the {self.kind} {point.name!r} that its package promises.",
+                        "Give the entry point the name that the decorator registers.",
+                    )
+        if point.name in self._broken:
+            raise self._broken[point.name]

@@ -10,7 +10,7 @@ from offsupport.results.rows import Claim, Listing, Measured, Row, at_least, bel
 from offsupport.studies import ours
 from offsupport.studies.adaptation import AdaptConfig
 from offsupport.studies.episodes import EpisodeConfig
-from offsupport.studies.errors import below_claims, below_each, difference, error_rows, estimate, parts_of
+from offsupport.studies.errors import below_claims, below_each, difference, error_rows, estimate, parts_of, row_name
 from offsupport.studies.grids import expand
 from offsupport.studies.guarantee_runs import GuaranteeConfig
 from offsupport.studies.latent_runs import LatentConfig, LikelihoodConfig, RadiusConfig
@@ -43,5 +43,6 @@ __all__ = [
     "paper",
     "parts_of",
     "register_table",
+    "row_name",
     "within",
 ]

@@ -1,15 +1,7 @@
-"""One file per table or figure of the paper."""
+"""One file per table or figure of the paper; being here is being known."""
 
-from offsupport.studies.paper import (
-    fig3,
-    table1,
-    table2,
-    table3,
-    table4,
-    table_a1,
-    table_a2,
-    table_a3,
-    table_a4,
-)
+import importlib
+import pkgutil
 
-__all__ = ["fig3", "table1", "table2", "table3", "table4", "table_a1", "table_a2", "table_a3", "table_a4"]
+for _file in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_file.name}")
