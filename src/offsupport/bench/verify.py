@@ -150,7 +150,7 @@ class Verified:
         """Return what was compared, and how, as a sentence."""
         ways = [
             f"{self.exact} bit for bit" if self.exact else "",
-            f"{self.tolerant} compared within {TOLERANCE:g}, because versions or CPU are others"
+            f"{self.tolerant} within {TOLERANCE:g}, because versions or CPU are others"
             if self.tolerant
             else "",
         ]
