@@ -150,9 +150,7 @@ class Verified:
         """Return what was compared, and how, as a sentence."""
         ways = [
             f"{self.exact} bit for bit" if self.exact else "",
-            f"{self.tolerant} within {TOLERANCE:g}, because versions or CPU are others"
-            if self.tolerant
-            else "",
+            f"{self.tolerant} within {TOLERANCE:g}, because versions or CPU are others" if self.tolerant else "",
         ]
         how = " and ".join(filter(None, ways)) or "none to compare"
         return f"{self.sample} of {self.done} results computed again and compared: {how}."
