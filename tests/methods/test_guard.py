@@ -10,6 +10,7 @@ from torch import nn
 
 import offsupport
 from offsupport.engine import adapter as guard
+from offsupport.engine import guard as samples
 from offsupport.functional import entropy
 from offsupport.testing import NETWORKS, Case, toy_images
 from offsupport.testing.case import changed_weights, run, same_bits, stream
@@ -85,7 +86,7 @@ def test_sar_goes_back_when_everything_became_certain():
 
 
 def test_events_are_those_that_are_documented():
-    names = "bad_input bad_loss bad_grad bad_param empty_selection small_batch collapse reset"
+    names = "bad_input bad_loss bad_grad bad_param empty_selection small_batch collapse reset out_of_range"
     assert Case("bn", NETWORKS["batch_norm"]).wrap().events == dict.fromkeys(names.split(), 0)
 
 
@@ -104,7 +105,7 @@ def test_passes_are_counted():
 
 def test_repair_fills_with_the_mean_of_the_finite_values():
     x = torch.tensor([[1.0, math.nan, 3.0], [math.inf, -math.inf, math.nan], [4.0, 5.0, 6.0]])
-    repaired, usable = guard.repair(x)
+    repaired, usable = samples.repair(x)
     assert repaired[0].tolist() == [1.0, 2.0, 3.0]
     assert repaired[2].tolist() == [4.0, 5.0, 6.0]
     assert usable.tolist() == [True, False, True]
@@ -114,7 +115,7 @@ def test_repair_fills_with_the_mean_of_the_finite_values():
 def test_repair_does_not_overflow():
     x = torch.full((1, 100), 3e38)
     x[0, 0] = math.nan
-    assert guard.repair(x)[0].isfinite().all()
+    assert samples.repair(x)[0].isfinite().all()
 
 
 def test_bad_samples_are_predicted_by_the_source_weights_after_adaptation():

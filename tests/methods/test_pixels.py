@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import offsupport
-from offsupport.core.errors import InputError, ModelError
+from offsupport.core.errors import ConfigError, InputError, ModelError
 from offsupport.testing import NETWORKS
 from offsupport.testing.case import run, stream
 
@@ -27,10 +27,18 @@ def test_other_units_are_refused_at_the_start(method, change, size):
 
 
 @pytest.mark.parametrize("method", AUGMENTING)
-def test_a_stream_that_began_well_is_not_interrupted(method):
+def test_a_stream_that_began_well_is_not_interrupted_by_some_samples(method):
     adapted = offsupport.adapt(NETWORKS["batch_norm"](), method)
     good, odd = stream(2)
-    assert all(out.isfinite().all() for out in run(adapted, [good, 255 * odd, good]))
+    odd[::2] *= 255
+    assert all(out.isfinite().all() for out in run(adapted, [good, odd, 1e3 * odd[:1], good]))
+    assert adapted.events["out_of_range"] == 2
+
+
+@pytest.mark.parametrize("declared", [None, (0, 255), (-1.0, 1.0)])
+def test_another_range_is_refused_when_wrapping(declared):
+    with pytest.raises(ConfigError, match="Normalized"):
+        offsupport.adapt(NETWORKS["batch_norm"](), "memo", input_range=declared)
 
 
 @pytest.mark.parametrize("method", AUGMENTING)

@@ -3,18 +3,21 @@
 What a batch goes through, in the order of :meth:`Adapter.forward`:
 
 1. It is checked; a batch the model cannot take is refused with a remedy.
-2. Samples with non-finite values are set apart. The source weights predict them, and nothing else sees them.
+2. Samples with non-finite values, outside the declared range, or with moments that no source image has are set apart
+   (guard.py). The source weights predict them, and nothing else sees them.
 3. With ``window=N`` past images fill it up; a step is due once per N new images.
 4. A batch below ``min_batch`` is predicted without a step, by blended batch-norm statistics.
 5. Otherwise the method's :meth:`Adapter.step` runs under a guard: a non-finite loss, gradient or parameter undoes it.
 6. Logits are never non-finite, and a collapse of the predictions into one class is noticed.
 
-Below the classes stand what the guard is made of and what is refused.
+One call at a time: threads wait for each other. A call that fails, by whatever error, leaves all adaptive state as it
+was. Below the classes stand how bad steps are undone and what is refused.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -29,13 +32,24 @@ from torch import Tensor, nn
 
 from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError
 from offsupport.core.seeds import derive_seed
-from offsupport.engine.config import EVENTS, BatchConfig, MethodConfig, MethodInfo, Options, StepConfig
+from offsupport.engine.config import EVENTS, PIXELS, BatchConfig, MethodConfig, MethodInfo, Options, StepConfig
+from offsupport.engine.guard import (
+    FirstNorm,
+    Implausible,
+    absurd,
+    blank,
+    chosen,
+    finite_rows,
+    refuse_moments,
+    refuse_range,
+    repair,
+    sort_samples,
+)
 from offsupport.engine.source_stats import SourceStats
-from offsupport.engine.state import Lifecycle, Memory
+from offsupport.engine.state import Lifecycle, Memory, Turn
 from offsupport.functional import as_rows
 from offsupport.nn.inspect import capture_input, device_and_dtype, find_head, input_rank
 from offsupport.nn.norm import NormStatistics, Statistics, adopt_batch_norm, affine_parameters, norm_layers
-from offsupport.nn.normalized import ROOM
 
 WIDEST = 8192
 """Features with more coordinates have a covariance of more than 256 MB: they are refused."""
@@ -63,6 +77,8 @@ class Adapter(Lifecycle, abc.ABC):
     """The default of ``min_batch`` where there is batch norm, whose statistics need a batch."""
     small_batch_without: ClassVar[int] = 1
     """The default of ``min_batch`` where there is none."""
+    augments: ClassVar[bool] = False
+    """Whether the method augments images, so that it must know what a pixel is: [0, 1] and nothing else."""
 
     config: MethodConfig
     unreached: frozenset[str] | set[str] = frozenset()
@@ -74,11 +90,17 @@ class Adapter(Lifecycle, abc.ABC):
     ) -> None:
         super().__init__()
         check_model(model, self.info)
+        if self.augments:
+            require_pixels(options, self.info.name)
+        self.turn = Turn()
         self.config = config
         self.options = options
         self.model = (model if options.inplace else copy.deepcopy(model)).eval()
         self.source = None if source is None else source.to(self.device)
         self.norm_statistics = adopt_batch_norm(self.model)
+        self.first_norm = FirstNorm.of(self.model)
+        self._unseen: Tensor | None = None
+        self._looks_before = self.augments
         self.parameters_adapted = self._select()
         self._set_up_batches()
         # Names in the memory are names in saved files.
@@ -128,6 +150,22 @@ class Adapter(Lifecycle, abc.ABC):
 
     def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         """Run the model, with ``tensors`` in place of its own where given, and return its logits (N, K, ...)."""
+        batch, self._unseen = self._unseen, None
+        if batch is None or self.first_norm.layer is None:
+            return self._run(x, tensors)
+        if x is not batch:
+            # Augmented copies come first. From now on a look goes before the step, out of the way of its hooks.
+            self._looks_before = True
+            raise Implausible
+        spread: list[Tensor] = []
+        with self.first_norm.watching(lambda given: spread.append(self.first_norm.spread(given))):
+            logits = self._run(x, tensors)
+        # After the pass, not within: no exception goes through the user's model.
+        if any(bool(absurd(each).any()) for each in spread):
+            raise Implausible
+        return logits
+
+    def _run(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         self.passes["forward"] += 1
         out = self.model(x) if tensors is None else torch.func.functional_call(self.model, tensors, (x,))
         return check_output(out if self.options.logits is None else self.options.logits(out), len(x))
@@ -204,34 +242,93 @@ class Adapter(Lifecycle, abc.ABC):
     @final  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         """Adapt to ``x`` and return its logits; also inside ``torch.no_grad()`` and ``torch.inference_mode()``."""
+        with self.turn:
+            return self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
         # Before the check, which may run the model: in training mode Dropout would draw from the global generator.
         if any(module.training for module in self.model.modules()):
             self.model.eval()
         check_input(x, self.model)
+        if self.augments:
+            require_images(x, self.info.name)
         with torch.inference_mode(False), torch.enable_grad(), self.norm_statistics.using(self.statistics):
-            x = x.clone() if x.is_inference() else x.detach()
-            good = finite_rows(x)
-            if len(x) and good.all():
-                return self._serve(x).detach()
-            return self._serve_good(x, good).detach()
+            return self._answer(x.clone() if x.is_inference() else x.detach()).detach()
 
-    def _serve_good(self, x: Tensor, good: Tensor) -> Tensor:
-        """Serve the good samples as if the bad ones were not there; the source weights predict those."""
+    def _answer(self, x: Tensor) -> Tensor:
+        """Serve the good samples as if the others were not there; the source weights predict those."""
         if not len(x):
             # One sample of zeros tells the shape of the logits.
             return self._source_logits(x.new_zeros(1, *x.shape[1:]))[:0]
-        self.count("bad_input")
+        passes = dict(self.passes)
+        finite, good = sort_samples(x, self.options.input_range)
+        good, served = self._serve_good(x, good)
+        if served is not None and len(served) == len(x):
+            return served
+        if served is None and bool(finite.any()) and (len(x) > 1 or not passes["forward"]):
+            # All of them: the unit is wrong. One sample after good ones says nothing of the unit.
+            self.passes = passes
+            self._refuse(x[finite])
+        for event, happened in (("bad_input", ~finite), ("out_of_range", finite & ~good)):
+            if bool(happened.any()):
+                self.count(event)
         repaired, usable = repair(x[~good])
         fallback = self._source_logits(repaired)
         fallback[~usable] = 0.0
         logits = fallback.new_empty(len(x), *fallback.shape[1:])
         logits[~good] = fallback
-        if good.any():
-            logits[good] = self._serve(x[good]).detach()
+        if served is not None:
+            logits[good] = served
         return logits
 
-    def _serve(self, x: Tensor) -> Tensor:
+    def _serve_good(self, x: Tensor, good: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Serve the good samples; return which they are after a look at their moments, and their logits."""
+        if not self._looks_before and bool(good.any()):
+            with contextlib.suppress(Implausible):
+                return good, self._serve(chosen(x, good), looked=False)
+        if bool(good.any()):
+            good = good.masked_scatter(good, self._plausible(chosen(x, good)))
+        return good, self._serve(chosen(x, good), looked=True) if bool(good.any()) else None
+
+    def _plausible(self, x: Tensor) -> Tensor:
+        """Return for each sample whether its moments are ones that a source image could have, (N,)."""
+        if self.first_norm.layer is None:
+            return torch.ones(len(x), dtype=torch.bool, device=x.device)
+        odd = absurd(self._spread(x))
+        if bool(odd.all()) and x.dim() == 4 and self.options.input_range is not None:
+            # Images in the declared range, all of them: rather the layer's statistics are none of the source.
+            odd = ~odd
+        return ~odd
+
+    def _spread(self, x: Tensor) -> Tensor:
+        """Return how far the first norm layer sees each sample spread, by the source weights, (N,)."""
+        passes = dict(self.passes)
+        with self.norm_statistics.using("source"):
+            spread = self.first_norm.look(x, lambda each: self._run(each, self.source_parameters))
+        self.passes = passes  # these end with the first layers
+        return spread
+
+    def _refuse(self, x: Tensor) -> None:
+        """Refuse finite samples of which none can be served."""
+        declared = self.options.input_range
+        if declared is not None and not bool(sort_samples(x, declared)[1].any()):
+            refuse_range(x, declared)
+        refuse_moments(self._spread(x))
+
+    def _serve(self, x: Tensor, looked: bool) -> Tensor:
+        memory, events = self.memory.copy(), dict(self.events)
         batch, due = self._with_past(x)
+        self._unseen = None if looked else batch
+        try:
+            return self._serve_batch(batch, due, x)
+        except BaseException:
+            self.memory.update(memory)
+            self.events = events
+            raise
+        finally:
+            self._unseen = None
+
+    def _serve_batch(self, batch: Tensor, due: bool, x: Tensor) -> Tensor:
         if len(batch) < self.min_batch:
             self.count("small_batch")
             with self.norm_statistics.using("source" if self.statistics == "source" else "blend"):
@@ -258,7 +355,7 @@ class Adapter(Lifecycle, abc.ABC):
         batch = torch.cat([past, x])[-max(size, len(x)) :] if fits else x
         fresh = self.memory["fresh"] + len(x)
         due = bool(fresh >= size)
-        self.memory["window"] = batch[plausible_rows(batch)][-size:].clone()
+        self.memory["window"] = batch[-size:].clone()
         self.memory["fresh"] = torch.zeros(()) if due else fresh
         return batch, due
 
@@ -270,12 +367,15 @@ class Adapter(Lifecycle, abc.ABC):
             self.restore(before)
             self.count(rejected.event)
             return self.without_step(x)
+        except BaseException:
+            self.restore(before)
+            raise
 
     @torch.no_grad()
     def _source_logits(self, x: Tensor) -> Tensor:
         """Predict with the weights and statistics the model came with; uniformly where they give no finite logits."""
         with self.norm_statistics.using("source"):
-            logits = self.network(x, self.source_parameters).clone()
+            logits = self._run(x, self.source_parameters).clone()
         logits[~finite_rows(logits)] = 0.0
         return logits
 
@@ -378,11 +478,11 @@ class Adapter(Lifecycle, abc.ABC):
 class PixelAdapter(Adapter):
     """An adapter of classifiers of images in [0, 1]; what lies a little outside is clipped before every pass."""
 
+    augments: ClassVar[bool] = True
+
     def images(self, x: Tensor) -> Tensor:
-        """Return ``x`` clipped to [0, 1]; a stream that starts with anything but images is refused."""
-        if self.passes["backward"] == 0:  # a refusal in the middle of a stream would lose what was learnt
-            require_images(x, self.info.name)
-        return x.clamp(0, 1)
+        """Return ``x`` clipped to [0, 1]."""
+        return x.clamp(*PIXELS)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
@@ -391,7 +491,7 @@ class PixelAdapter(Adapter):
 
     def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         """Run the model on clipped images and return its logits, (N, K)."""
-        logits = super().network(x.clamp(0, 1), tensors)
+        logits = super().network(x.clamp(*PIXELS), tensors)
         if logits.dim() > 2:
             raise ModelError(
                 f"The method {self.info.name!r} compares augmented copies of whole images, and this model predicts "
@@ -414,11 +514,7 @@ def draws_for(x: Tensor, purpose: str, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(purpose, seed, content))
 
 
-# The guard: bad samples are set apart, bad steps are undone, collapse is noticed.
-
-
-LARGEST = 1e4
-"""Images are in [0, 1]; this leaves room for any other unit."""
+# The guard of steps: bad ones are undone, collapse is noticed.
 
 
 class StepRejected(Exception):  # noqa: N818 (control flow between a method's step and the base, never the user's error)
@@ -427,41 +523,6 @@ class StepRejected(Exception):  # noqa: N818 (control flow between a method's st
     def __init__(self, event: str) -> None:
         super().__init__(event)
         self.event = event
-
-
-def finite_rows(x: Tensor) -> Tensor:
-    """Return for each sample whether all its values are finite, (N,)."""
-    return torch.isfinite(x).flatten(1).all(1)
-
-
-def plausible_rows(x: Tensor) -> Tensor:
-    """Return for each sample whether its values could be an image's in any usual unit, (N,).
-
-    An absurd sample is predicted like any other, but must not stay in a window where it would spoil the statistics of
-    the samples that follow.
-    """
-    return x.abs().flatten(1).amax(1) <= LARGEST
-
-
-def blank(x: Tensor) -> bool:
-    """Tell whether no sample shows anything: each is one constant, as the frames of a covered or dead camera are."""
-    rows = x.flatten(1)
-    return rows.shape[1] > 1 and bool((rows == rows[:, :1]).all())
-
-
-def repair(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace the non-finite values of each sample by the mean of its finite ones.
-
-    Returns:
-        The repaired samples, and for each whether it had a finite value at all (where not, it is zero).
-    """
-    finite = torch.isfinite(x)
-    kept = torch.where(finite, x, 0.0)
-    axes = list(range(1, x.dim()))
-    count = finite.sum(axes, keepdim=True)
-    # In double precision: the sum of large but finite values must not overflow.
-    mean = (kept.double().sum(axes, keepdim=True) / count.clamp(min=1)).to(x.dtype)
-    return torch.where(finite, x, mean), count.flatten() > 0
 
 
 def require_finite_loss(loss: Tensor) -> None:
@@ -562,18 +623,19 @@ def check_input(x: Tensor, model: nn.Module) -> Tensor:
 
 
 def require_images(x: Tensor, method: str) -> None:
-    """Refuse what are no images in [0, 1], before a method augments them."""
+    """Refuse what are no images, before a method augments them."""
     if x.dim() != 4:
         raise InputError(
             f"The method {method!r} augments images (N, C, H, W), and this batch has shape {tuple(x.shape)}.",
             "Use a method that does not augment, such as 'tent'.",
         )
-    # A sample far beyond any unit is a broken one, and says nothing about the others.
-    known = x[plausible_rows(x)]
-    low, high = known.aminmax() if len(known) else (0.0, 1.0)
-    if low < -ROOM or high > 1 + ROOM:
-        raise InputError(
-            f"The method {method!r} augments images in [0, 1], and these lie in [{float(low):.3g}, {float(high):.3g}].",
+
+
+def require_pixels(options: Options, method: str) -> None:
+    """Refuse another declared range than [0, 1], before a method augments images of it."""
+    if options.input_range != PIXELS:
+        raise ConfigError(
+            f"The method {method!r} augments images in [0, 1], and input_range is {options.input_range}.",
             "Let the model standardise: offsupport.nn.Normalized(model, mean, std), and pass plain images.",
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -11,10 +12,18 @@ from torch import Tensor, nn
 
 from offsupport.core.errors import ConfigError
 
-EVENTS = ("bad_input", "bad_loss", "bad_grad", "bad_param", "empty_selection", "small_batch", "collapse", "reset")
+EVENTS = (
+    *("bad_input", "bad_loss", "bad_grad", "bad_param", "empty_selection", "small_batch", "collapse", "reset"),
+    *("out_of_range",),
+)
 """What the guard of a stream counts."""
 
 CollapseAction = Literal["warn", "reset", "off"]
+
+Range = tuple[float, float]
+"""The least and the greatest value of a pixel."""
+PIXELS: Range = (0.0, 1.0)
+"""The range of images everywhere in this package."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +61,12 @@ class Options:
     collapse: CollapseAction = "warn"
     seed: int = 0
     inplace: bool = False
+    input_range: tuple[float, float] | None = PIXELS
 
     def __post_init__(self) -> None:
         require("window", self.window >= 0, "at least 0")
+        known = self.input_range is None or (len(self.input_range) == 2 and _ascending(*self.input_range))
+        require("input_range", known, "None, or the least and the greatest value of a pixel, as (0, 1)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,6 +114,10 @@ class StepConfig(BatchConfig):
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=self.lr, betas=(self.momentum, 0.999), foreach=True)
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, foreach=True)
+
+
+def _ascending(low: float, high: float) -> bool:
+    return math.isfinite(low) and math.isfinite(high) and low < high
 
 
 def require(name: str, condition: bool, allowed: str) -> None:

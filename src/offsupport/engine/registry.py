@@ -19,7 +19,7 @@ from offsupport.core.config import build
 from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError, nearest
 from offsupport.core.registry import Registry
 from offsupport.engine.adapter import Adapter, StepRejected, check_input, check_model
-from offsupport.engine.config import CollapseAction, MethodConfig, MethodInfo, Options
+from offsupport.engine.config import PIXELS, CollapseAction, MethodConfig, MethodInfo, Options, Range
 from offsupport.engine.source_stats import SourceImages, SourceStats, Transform
 from offsupport.engine.state import model_sha256, saved_set_up
 from offsupport.nn.inspect import find_head
@@ -119,6 +119,7 @@ def adapt(
     collapse: CollapseAction = "warn",
     seed: int = 0,
     inplace: bool = False,
+    input_range: Range | None = PIXELS,
     **hyper: Any,
 ) -> Adapter:
     """Wrap a trained classifier so that it adapts to the data it is given as it predicts.
@@ -137,6 +138,9 @@ def adapt(
         seed: Seed of the method's own random draws.
         inplace: Adapt the given model itself instead of a copy; its batch-norm layers go on
             normalising by what adapters tell them, and with ``+sc`` its layers keep their updates.
+        input_range: The range of pixels in batches (N, C, H, W). A sample outside is predicted by the source weights,
+            left out of all statistics and losses, and counted (``out_of_range``); a batch wholly outside is an error.
+            None where the model takes anything else. Inputs of another rank have no range.
         **hyper: Hyper-parameters of the method; they override the preset.
 
     Example:
@@ -152,7 +156,7 @@ def adapt(
     hyper, head = _split_head(hyper, head)
     config = method_config(method, preset, hyper)
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
-    options = build(Options, given, "adapt()")
+    options = build(Options, {**given, "input_range": input_range}, "adapt()")
     check_model(model, cls.info)
     _check_source(cls.info, model, source, head)
     adapter = cls(model, config, options, source)
@@ -175,9 +179,10 @@ def load_adapted(model: nn.Module, path: Path | str, **options: Any) -> Adapter:
     Args:
         model: The model it was saved from; other weights are refused.
         path: The saved file.
-        **options: Options of :func:`adapt` that are not part of the file: ``logits``, ``source``, ``inplace``.
+        **options: Options of :func:`adapt` that are not part of the file: ``logits``, ``source``, ``inplace``, and of
+            files of 0.2.0 ``input_range``.
     """
-    adapter = adapt(model, **saved_set_up(path), **options)
+    adapter = adapt(model, **{**saved_set_up(path), **options})
     adapter.load(path)
     return adapter
 

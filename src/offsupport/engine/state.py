@@ -7,10 +7,12 @@ memory and the random generator make up a :class:`Snapshot`, and there is no oth
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,11 @@ from torch import Tensor, nn
 from offsupport.core.checkpoints import load_tensors, save_tensors, tensors_sha256
 from offsupport.core.config import to_dict
 from offsupport.core.errors import FileError
-from offsupport.engine.config import EVENTS, MethodConfig, MethodInfo, Options
+from offsupport.engine.config import EVENTS, PIXELS, MethodConfig, MethodInfo, Options
 from offsupport.engine.source_stats import SourceStats
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Optimizer = torch.optim.Optimizer
 
@@ -161,6 +166,7 @@ def identity(adapter: Lifecycle) -> dict[str, Any]:
         "method": adapter.info.name,
         "config": to_dict(adapter.config),
         **{name: getattr(adapter.options, name) for name in _OPTIONS},
+        "input_range": None if adapter.options.input_range is None else list(adapter.options.input_range),
         "source_sha256": tensors_sha256(adapter.source.tensors) if adapter.source else None,
         "base_sha256": base_sha256(adapter),
     }
@@ -171,6 +177,7 @@ def require_identity(adapter: Lifecycle, saved: Mapping[str, Any], where: str) -
     mine = identity(adapter)
     if saved.get("base_sha256", mine["base_sha256"]) != mine["base_sha256"]:
         raise FileError(f"{where} was saved from a model with other weights.", "Wrap the model it was saved from.")
+    saved = {"input_range": mine["input_range"], **saved}  # files of 0.2.0 do not say it
     different = [name for name in mine if saved.get(name) != mine[name]]
     if different:
         raise FileError(
@@ -194,7 +201,10 @@ def saved_set_up(path: Path | str) -> dict[str, Any]:
     manifest = load_tensors(path)[1]
     if not {"method", "config", *_OPTIONS} <= set(manifest):
         raise FileError(f"{path} holds no adapter.", "Give a file that Adapter.save() wrote.")
-    return {**{name: manifest[name] for name in ("method", *_OPTIONS)}, **manifest["config"]}
+    # Files of 0.2.0 do not say a range: then it is that of images.
+    limits = manifest.get("input_range", PIXELS)
+    options = {"input_range": tuple(limits) if isinstance(limits, list) else limits}
+    return {**{name: manifest[name] for name in ("method", *_OPTIONS)}, **options, **manifest["config"]}
 
 
 def load(adapter: Lifecycle, path: Path | str) -> None:
@@ -207,13 +217,33 @@ def load(adapter: Lifecycle, path: Path | str) -> None:
 # What an adapter can do with its state; the ritual of a batch, which changes it, is in adapter.py.
 
 
+class Turn:
+    """A lock that one thread holds at a time and may take again; copies and pickles of it are new and free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> Any:
+        return Turn, ()
+
+
 class Lifecycle(nn.Module):
-    """A module whose adaptive state is all declared: parameters, optimiser, memory, generator, and where it started."""
+    """A module whose adaptive state is all declared: parameters, optimiser, memory, generator, and where it started.
+
+    Whoever reads or changes the state holds ``turn``: other threads wait.
+    """
 
     info: ClassVar[MethodInfo]
 
     config: MethodConfig
     options: Options
+    turn: Turn
     source: SourceStats | None
     model: nn.Module
     parameters_adapted: dict[str, nn.Parameter]
@@ -239,18 +269,27 @@ class Lifecycle(nn.Module):
 
     def snapshot(self) -> Snapshot:
         """Copy all adaptive state."""
-        return capture(self.parameters_adapted, self.optimizer, self.memory, self.generator)
+        with self.turn:
+            return capture(self.parameters_adapted, self.optimizer, self.memory, self.generator)
+
+    @torch.inference_mode(False)
+    def fork(self) -> Self:
+        """Return an independent copy that goes on from the same state: model, optimiser, memory, generator, events."""
+        with self.turn:
+            return copy.deepcopy(self)
 
     @torch.inference_mode(False)
     def restore(self, snapshot: Snapshot) -> None:
         """Put all adaptive state back to a snapshot."""
-        restore(snapshot, self.parameters_adapted, self.optimizer, self.memory, self.generator)
+        with self.turn:
+            restore(snapshot, self.parameters_adapted, self.optimizer, self.memory, self.generator)
 
     def reset(self) -> None:
         """Go back to the start, bit for bit: parameters, optimiser, memory, random generator, counters."""
-        self.restore(self._start)
-        self.events = dict.fromkeys(EVENTS, 0)
-        self.passes = {"forward": 0, "backward": 0}
+        with self.turn:
+            self.restore(self._start)
+            self.events = dict.fromkeys(EVENTS, 0)
+            self.passes = {"forward": 0, "backward": 0}
 
     def findings(self) -> dict[str, Any]:
         """Say, in plain JSON values, what is worth reporting about the state reached; nothing by default."""
@@ -264,24 +303,28 @@ class Lifecycle(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Lifecycle:
         """Move or convert the model, as ``.to(...)`` does, and all adaptive state with it."""
         # .to(), .half() and the like go through here: optimiser, memory and the start must not stay behind.
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._start = self._start.map(fn)
-        self.restore(self.snapshot().map(fn))
+        with self.turn:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            self._start = self._start.map(fn)
+            self.restore(self.snapshot().map(fn))
         return self
 
     def save(self, path: Path | str) -> None:
         """Write what adaptation changed, with a manifest of what it belongs to, to one safetensors file."""
-        save(self, path)
+        with self.turn:
+            save(self, path)
 
     @torch.inference_mode(False)
     def load(self, path: Path | str) -> None:
         """Continue where a saved adapter of the same method on the same model stopped."""
-        load(self, path)
+        with self.turn:
+            load(self, path)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return what the state dict holds beside the model: whose it is, optimiser, memory, generator, counters."""
-        counters = {"events": dict(self.events), "passes": dict(self.passes)}
-        return {"identity": identity(self), "state": self.snapshot().flat(), **counters}
+        with self.turn:
+            counters = {"events": dict(self.events), "passes": dict(self.passes)}
+            return {"identity": identity(self), "state": self.snapshot().flat(), **counters}
 
     def set_extra_state(self, extra: dict[str, Any]) -> None:
         """Undo :meth:`get_extra_state`; state of another method or of other weights is refused, before any change."""
@@ -292,4 +335,5 @@ class Lifecycle(nn.Module):
         """Go on from a flattened snapshot and its counters, wherever the tensors come from."""
         device = self.device
         self.restore(Snapshot.from_flat(tensors).map(lambda tensor: tensor.to(device)))
-        self.events, self.passes = dict(counters["events"]), dict(counters["passes"])
+        self.events = dict.fromkeys(EVENTS, 0) | dict(counters["events"])
+        self.passes = dict(counters["passes"])

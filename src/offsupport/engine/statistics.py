@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from offsupport.engine.adapter import Adapter, plausible_rows, require_finite_loss
+from offsupport.engine.adapter import Adapter, require_finite_loss
 from offsupport.engine.config import StepConfig, require
 from offsupport.nn.norm import Statistics
 from offsupport.nn.projected import encoder_parameters
@@ -89,11 +89,7 @@ class Following(Adapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Descend the loss of the batch, then predict it."""
-        usable = x[plausible_rows(x)]
-        if len(usable) < self.min_batch:
-            self.count("bad_input")
-            return self.predict(x)
-        before, seen = self.memory["running"], self.look(usable)
+        before, seen = self.memory["running"], self.look(x)
         if self._is_flat(seen[0].detach()):
             self.memory["running"] = before
             self.count("empty_selection")
@@ -110,5 +106,5 @@ class Following(Adapter):
     @torch.no_grad()
     def without_step(self, x: Tensor) -> Tensor:
         """Let the batch-norm statistics follow all the same: they do not depend on what went wrong."""
-        self.look(x[plausible_rows(x)])
+        self.look(x)
         return self.predict(x)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from offsupport.augment.views import flip, random_resized_crop
 from offsupport.core.errors import ConfigError
 from offsupport.engine import state
-from offsupport.engine.adapter import Adapter, StepRejected, all_finite, blank, draws_for, require_graph
+from offsupport.engine.adapter import Adapter, StepRejected, all_finite, draws_for, require_graph
 from offsupport.engine.config import MethodInfo, StepConfig, require
+from offsupport.engine.guard import blank
 from offsupport.engine.registry import register_method
 from offsupport.functional import entropy, marginal_entropy, mutual_information
 from offsupport.nn.mae import Inside, draw_masks, visible_patches

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from offsupport.augment import Policy, random_augment, weak_views
-from offsupport.engine.adapter import PixelAdapter, StepRejected, blank, draws_for
+from offsupport.engine.adapter import PixelAdapter, StepRejected, draws_for
 from offsupport.engine.config import EVENTS, MethodInfo, StepConfig, require
+from offsupport.engine.guard import blank
 from offsupport.engine.registry import register_method
 from offsupport.functional import marginal_entropy
 from offsupport.nn.norm import Statistics

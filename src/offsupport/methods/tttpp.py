@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from offsupport.augment import simclr_views
 from offsupport.core.errors import InputError, ModelError
-from offsupport.engine.adapter import require_images
 from offsupport.engine.config import MethodInfo, require
 from offsupport.engine.registry import register_method
 from offsupport.engine.source_stats import Sums
@@ -69,6 +68,7 @@ class Tttpp(Following):
     """One step per batch down the contrast of two views and the distances of moments, in one pass over the stream."""
 
     config: TttppConfig
+    augments: ClassVar[bool] = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "cifar10": {"lr": 1e-2, "queue": 1536, "feature_scale": 0.05, "projection_scale": 0.2, "chance": "queue"},
         "cifar100": {"lr": 1e-4, "queue": 2048, "feature_scale": 5.0, "projection_scale": 20.0, "chance": "queue"},
@@ -116,12 +116,6 @@ class Tttpp(Following):
             self.network(views)
             self.network(x)
         return (features[1], *projection(features[0]).chunk(2))
-
-    def step(self, x: Tensor) -> Tensor:
-        """Descend the loss of the batch, then predict it; images must be in [0, 1]."""
-        if self.passes["backward"] == 0:  # never in the middle of a stream
-            require_images(x, self.info.name)
-        return super().step(x)
 
     def loss(self, *seen: Tensor) -> Tensor:
         """Return the contrast of the views plus the weighted distances of moments."""

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offsupport.core.errors import ConfigError, ModelError
+from offsupport.core.errors import ConfigError, InputError, ModelError
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.state import Snapshot
 from offsupport.methods import METHODS, load_adapted
@@ -294,13 +294,47 @@ def check_partly_bad(case: Case) -> None:
 
 def check_overflow(case: Case) -> None:
     """Logits are finite also for samples that are beyond repair or that overflow inside the network."""
-    adapter = case.wrap()
-    huge = torch.full((20, *IMAGE), 3e38)
-    mixed = huge.clone()
-    mixed[:, 0, 0, 0] = math.inf
-    for x in (huge, -huge, mixed):
-        (logits,) = run(adapter, [x])
+    adapter, (x,) = case.wrap(), stream(1)
+    x[:6], x[6:9] = 3e38, -3e38
+    x[3:9, 0, 0, 0] = math.inf
+    for batch in (x[:12] if adapter.config.independent else x, x[3:9]):
+        (logits,) = run(adapter, [batch])
         promise(bool(logits.isfinite().all()), "A sample near the largest float gives non-finite logits.")
+
+
+def check_out_of_range(case: Case) -> None:
+    """A sample in another unit changes nothing for the others, and is counted; a batch of such samples is refused."""
+    _check_out_of_range(case, window=32)
+    if not METHODS[case.method].augments and case.wrap().first_norm.layer is not None:
+        # No range is declared: its moments give it away.
+        _check_out_of_range(case, input_range=None)
+
+
+def _check_out_of_range(case: Case, **options: Any) -> None:
+    clean, adapter = case.wrap(**options), case.wrap(**options)
+    first, x, last = stream(3, size=3 if adapter.config.independent else 24)
+    frames = torch.cat([255 * stream(1, size=1, seed=3)[0], torch.full((1, *IMAGE), -50.0)])
+    mixed, rows = torch.cat([frames[:1], x, frames[1:]]), slice(1, -1)
+    expected = run(clean, [first, x, last])
+    got = run(adapter, [first, mixed, frames[:1], last])
+    promise(same_bits(got[1][rows], expected[1]), "A sample of another unit changes the predictions of its batch.")
+    promise(same_bits(got[3], expected[2]), "After a sample of another unit logits differ.")
+    promise_same_state(clean.snapshot(), adapter.snapshot(), "A sample of another unit changes state.")
+    promise(adapter.events == clean.events | {"out_of_range": 2}, "Samples of another unit are not counted by batch.")
+    with torch.no_grad():
+        by_source = case.network()(frames)
+    promise(
+        torch.allclose(torch.stack([got[1][0], got[1][-1]]), by_source, rtol=1e-4, atol=1e-2),
+        "Samples of another unit are not predicted by the source weights.",
+    )
+    before = adapter.snapshot()
+    try:
+        run(adapter, [255 * last])
+    except InputError as error:
+        promise("/ 255" in error.remedy, "The refusal of a batch of another unit does not show the line to add.")
+    else:
+        promise(False, "A batch of another unit is not refused.")
+    promise_same_state(before, adapter.snapshot(), "A refused batch changes state.")
 
 
 def check_absurd(case: Case) -> None:
@@ -313,7 +347,7 @@ def _check_absurd(adapter: Adapter) -> None:
     run(adapter, stream(8, size=32))
     later = [toy_images(64, seed=777 + i) for i in range(12)]
     expected = _error(copy.deepcopy(adapter), later)
-    absurd = {"zeros": 0.0, "a constant": 0.5, "1e30": 1e30, "-1e30": -1e30}
+    absurd = {"zeros": 0.0, "a constant": 0.5, "whiter than white": 1.4, "blacker than black": -0.4}
     for name, value in absurd.items():
         shaken = copy.deepcopy(adapter)
         run(shaken, [torch.full((32, *IMAGE), value)])
