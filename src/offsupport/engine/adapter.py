@@ -45,10 +45,11 @@ from offsupport.engine.guard import (
     repair,
     sort_samples,
 )
+from offsupport.engine.precision import SCALE, Autocast, refuse_half, single_norms
 from offsupport.engine.source_stats import SourceStats
 from offsupport.engine.state import Lifecycle, Memory, Turn
 from offsupport.functional import as_rows
-from offsupport.nn.inspect import capture_input, device_and_dtype, find_head, input_rank
+from offsupport.nn.inspect import capture_input, device_and_dtype, find_head, input_rank, single
 from offsupport.nn.norm import NormStatistics, Statistics, adopt_batch_norm, affine_parameters, norm_layers
 
 WIDEST = 8192
@@ -97,11 +98,14 @@ class Adapter(Lifecycle, abc.ABC):
         self.options = options
         self.model = (model if options.inplace else copy.deepcopy(model)).eval()
         self.source = None if source is None else source.to(self.device)
+        self.autocast = Autocast()
+        self._returned = torch.get_default_dtype()
         self.norm_statistics = adopt_batch_norm(self.model)
         self.first_norm = FirstNorm.of(self.model)
         self._unseen: Tensor | None = None
         self._looks_before = self.augments
         self.parameters_adapted = self._select()
+        single_norms(self.model)
         self._set_up_batches()
         # Names in the memory are names in saved files.
         self.memory = Memory(
@@ -167,8 +171,11 @@ class Adapter(Lifecycle, abc.ABC):
 
     def _run(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         self.passes["forward"] += 1
-        out = self.model(x) if tensors is None else torch.func.functional_call(self.model, tensors, (x,))
-        return check_output(out if self.options.logits is None else self.options.logits(out), len(x))
+        with self.autocast.again():
+            out = self.model(x) if tensors is None else torch.func.functional_call(self.model, tensors, (x,))
+        logits = check_output(out if self.options.logits is None else self.options.logits(out), len(x))
+        self._returned = logits.dtype
+        return single(logits)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
@@ -207,7 +214,10 @@ class Adapter(Lifecycle, abc.ABC):
         self.passes["backward"] += 1
         parameters = list(self.parameters_adapted.values())
         # Not loss.backward(): that adds up in .grad, where a step that is rejected would leave it.
-        found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        scale = SCALE if self._returned == torch.float16 else None
+        scaled = loss if scale is None else loss * scale
+        found = torch.autograd.grad(scaled, parameters, allow_unused=True, materialize_grads=True)
+        found = found if scale is None else tuple(gradient / scale for gradient in found)
         if not all_finite(list(found)):
             raise StepRejected("bad_grad")
         return list(found)
@@ -237,6 +247,12 @@ class Adapter(Lifecycle, abc.ABC):
         self.restore(dataclasses.replace(self._start, memory=memory, generator=self.generator.get_state()))
         self.count("reset")
 
+    def reset(self) -> None:
+        """Go back to the start, bit for bit, whatever happened: state, counters, and what batch norm normalises by."""
+        with self.turn:
+            super().reset()
+            self.norm_statistics.kind = "source"
+
     # The ritual ------------------------------------------------------------------------------------------------------
 
     @final  # type: ignore[misc]
@@ -252,8 +268,10 @@ class Adapter(Lifecycle, abc.ABC):
         check_input(x, self.model)
         if self.augments:
             require_images(x, self.info.name)
-        with torch.inference_mode(False), torch.enable_grad(), self.norm_statistics.using(self.statistics):
-            return self._answer(x.clone() if x.is_inference() else x.detach()).detach()
+        modes = (torch.inference_mode(False), torch.enable_grad(), self.autocast.suspended(self.device.type))
+        with modes[0], modes[1], modes[2], self.norm_statistics.using(self.statistics):
+            logits = self._answer(x.clone() if x.is_inference() else x.detach()).detach()
+        return logits.to(self._returned)  # as the model itself returns them
 
     def _answer(self, x: Tensor) -> Tensor:
         """Serve the good samples as if the others were not there; the source weights predict those."""
@@ -441,8 +459,9 @@ class Adapter(Lifecycle, abc.ABC):
 
     def _select(self) -> dict[str, nn.Parameter]:
         """Switch gradients on for the parameters to adapt and off for all others."""
-        self.model.requires_grad_(False)
         chosen = self.trainable()
+        refuse_half(self.info.name, self.model, chosen)
+        self.model.requires_grad_(False)
         for parameter in chosen.values():
             parameter.requires_grad_(True)
         return chosen

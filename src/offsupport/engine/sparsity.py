@@ -23,6 +23,7 @@ from offsupport.core.errors import ConfigError, ModelError
 from offsupport.core.seeds import derive_seed
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import MethodConfig, StepConfig, require
+from offsupport.engine.precision import refuse_half
 from offsupport.engine.registry import METHODS, NARROW, PUBLISHED
 from offsupport.functional import soft_threshold
 from offsupport.nn.lora import Gates, add_updates, describe_updates, merge, updated_layers
@@ -197,6 +198,7 @@ class Constrained(Adapter):
             )
 
     def _select(self) -> dict[str, nn.Parameter]:
+        refuse_half(self.info.name, self.model, dict(self.model.named_parameters()))
         chosen = super()._select()
         if self.config.freeze_base:
             self.model.requires_grad_(False)

@@ -21,7 +21,9 @@ from offsupport.core.checkpoints import load_tensors, save_tensors, tensors_sha2
 from offsupport.core.config import to_dict
 from offsupport.core.errors import FileError
 from offsupport.engine.config import EVENTS, PIXELS, MethodConfig, MethodInfo, Options
+from offsupport.engine.precision import require_convertible
 from offsupport.engine.source_stats import SourceStats
+from offsupport.nn.inspect import device_and_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -304,6 +306,7 @@ class Lifecycle(nn.Module):
         """Move or convert the model, as ``.to(...)`` does, and all adaptive state with it."""
         # .to(), .half() and the like go through here: optimiser, memory and the start must not stay behind.
         with self.turn:
+            require_convertible(self.model, fn(torch.zeros(1, dtype=device_and_dtype(self.model)[1])))
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             self._start = self._start.map(fn)
             self.restore(self.snapshot().map(fn))

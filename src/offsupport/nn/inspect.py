@@ -9,6 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from offsupport.core.errors import ModelError, nearest
+from offsupport.nn.norm import affine_parameters
+
+HALF = (torch.float16, torch.bfloat16)
+"""Half precision."""
 
 _INPUT_RANK: dict[type[nn.Module], int] = {nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
 
@@ -41,10 +45,20 @@ def input_rank(model: nn.Module) -> int | None:
 
 def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Return where the model's parameters are and of which floating type; a model without any counts as CPU float32."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            return parameter.device, parameter.dtype
-    return torch.device("cpu"), torch.get_default_dtype()
+    floating = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    if not floating:
+        return torch.device("cpu"), torch.get_default_dtype()
+    found = floating[0]
+    if any(parameter.dtype in HALF for parameter in floating):
+        # Norm layers may be in single precision within a model of half.
+        norms = {id(parameter) for parameter in affine_parameters(model).values()}
+        found = next((parameter for parameter in floating if id(parameter) not in norms), found)
+    return found.device, found.dtype
+
+
+def single(x: Tensor) -> Tensor:
+    """Return ``x`` in single precision where it is in half: losses and statistics of it would be rounded away."""
+    return x.float() if x.dtype in HALF else x
 
 
 def best_layout(model: nn.Module) -> torch.memory_format:
@@ -68,7 +82,7 @@ def capture_input(module: nn.Module, *, optional: bool = False) -> Iterator[list
     A module that is not called at all is refused, unless that is ``optional``: it cannot be the classifier.
     """
     inputs: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    handle = module.register_forward_pre_hook(lambda _, arguments: inputs.append(single(arguments[0])))
     try:
         yield inputs
     finally:

@@ -149,7 +149,8 @@ class AdaptiveStatistics:
 
     @torch.no_grad()
     def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        # To a gradient they are constants, as running statistics are in evaluation.
+        # To a gradient they are constants, as running statistics are in evaluation. Under autocast x is in half.
+        x = x.to(self.running_var.dtype)
         axes = [axis for axis in range(x.dim()) if axis != 1]
         var, mean = torch.var_mean(x, axes, correction=0)
         weight = len(x) / (len(x) + self.norm_statistics.prior)
