@@ -117,6 +117,22 @@ def test_the_spread_of_source_images_is_about_one():
     torch.testing.assert_close(first.look(source, net).double(), plain, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("network", ["group_norm", "layer_norm", "batch_norm"])
+def test_source_statistics_tell_the_moments_where_the_layer_has_none(network, tmp_path):
+    case, (x,) = Case("eata", NETWORKS[network]), stream(1)
+    adapted, clean = (case.wrap(input_range=None) for _ in range(2))
+    got = adapted(torch.cat([x, 255 * x[:1]]))
+    assert adapted.events["out_of_range"] == 1
+    assert same_bits(got[:-1], clean(x))
+    adapted.source.save(tmp_path / "stats.safetensors")
+    again = offsupport.SourceStats.load(tmp_path / "stats.safetensors")
+    assert torch.equal(again.first_norm, adapted.source.first_norm)
+    assert again.tensors.keys() == adapted.source.tensors.keys()
+    source = torch.cat([offsupport.testing.toy_images(64, seed, shifted=False)[0] for seed in range(4)])
+    spread = adapted.first_norm.look(source, case.network())
+    assert not bool(guard.absurd(spread).any())
+
+
 def test_a_wrapped_model_takes_plain_images_and_says_nothing():
     net = Normalized(NETWORKS["batch_norm"](), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
     adapted = offsupport.adapt(net, "tent")

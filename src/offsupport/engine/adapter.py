@@ -101,7 +101,7 @@ class Adapter(Lifecycle, abc.ABC):
         self.autocast = Autocast()
         self._returned = torch.get_default_dtype()
         self.norm_statistics = adopt_batch_norm(self.model)
-        self.first_norm = FirstNorm.of(self.model)
+        self.first_norm = FirstNorm.of(self.model, None if source is None else source.first_norm)
         self._unseen: Tensor | None = None
         self._looks_before = self.augments
         self.parameters_adapted = self._select()

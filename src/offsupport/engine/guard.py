@@ -129,16 +129,33 @@ class FirstNorm:
             layers = [layer for layer in layers if isinstance(layer, _BatchNorm) and layer.running_mean is not None]
         return FirstNorm(layers[0] if layers else None, known)
 
+    @staticmethod
+    @contextlib.contextmanager
+    def collecting(model: nn.Module) -> Iterator[list[Tensor]]:
+        """Collect what the first norm layer of any kind is given inside the block: sums by channel, (3, C) each.
+
+        They are the number of values, their sum and the sum of their squares, in double precision.
+        """
+        first, sums = FirstNorm(next((layer for _, layer in norm_layers(model)), None)), [torch.zeros(())]
+
+        def add(given: Tensor) -> None:
+            x = channels_second(first.layer, given.detach()).double().transpose(0, 1).flatten(1)
+            count = torch.full_like(x[:, 0], x.shape[1])
+            sums[0] = sums[0].to(x) + torch.stack([count, x.sum(1), x.square().sum(1)])
+
+        with first.watching(add):
+            yield sums
+
     @torch.no_grad()
     def spread(self, given: Tensor) -> Tensor:
         """Return the spread of each sample of what the layer is given, (N,)."""
-        mean, var = self._moments()
         x = channels_second(self.layer, given)
         dtype = torch.promote_types(x.dtype, torch.float32)
+        mean, var = (moment.to(x.device, dtype) for moment in self._moments())
         # The mean square about the mean, expanded: no copy of what the layer is given.
         axes = tuple(range(1, x.dim()))
         square = torch.linalg.vector_norm(x, dim=axes, dtype=dtype).square() / x[0, 0].numel()
-        mixed = x.mean(axes[1:], dtype=dtype) @ mean.to(dtype)
+        mixed = x.mean(axes[1:], dtype=dtype) @ mean
         spread: Tensor = (square - 2 * mixed + mean.square().sum()) / var.sum()
         return spread
 
@@ -179,6 +196,14 @@ class FirstNorm:
             return found[0]
         # The network cuts samples into parts: the most spread part of each counts.
         return found[0].amax()[None] if len(x) == 1 else torch.cat([self.look(one[None], run) for one in x])
+
+
+def channel_moments(sums: Tensor) -> Tensor | None:
+    """Return mean and variance of each channel, (2, C), from what was collected; None where no layer was called."""
+    if not sums.dim():
+        return None
+    mean, square = sums[1] / sums[0], sums[2] / sums[0]
+    return torch.stack([mean, (square - mean.square()).clamp(min=0)]).float()
 
 
 def absurd(spread: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from offsupport.core.errors import ConfigError, InputError, ModelError, SourceSt
 from offsupport.core.registry import Registry
 from offsupport.engine.adapter import Adapter, StepRejected, check_input, check_model
 from offsupport.engine.config import PIXELS, CollapseAction, MethodConfig, MethodInfo, Options, Range
+from offsupport.engine.guard import FirstNorm, channel_moments
 from offsupport.engine.source_stats import SourceImages, SourceStats, Transform
 from offsupport.engine.state import model_sha256, saved_set_up
 from offsupport.nn.inspect import find_head
@@ -227,13 +228,16 @@ def source_stats(
     cls = METHODS[method]
     adapter = cls(model, config, build(Options, given, "source_stats()"))
     images = SourceImages(loader, transform)
-    tensors = _collect(adapter, images)
+    with FirstNorm.collecting(adapter.model) as sums:
+        tensors = _collect(adapter, images)
     if not images.samples:
         raise InputError("The loader of source images is empty.", "Give it at least one batch.")
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
         raise InputError("The source statistics are not finite.", "Give more source images, in larger batches.")
     known = {**images.provenance(), **(provenance or {})}
-    return SourceStats(method, model_sha256(model), images.samples, tensors, known, _features_of(cls.info, model, head))
+    head = _features_of(cls.info, model, head)
+    moments = channel_moments(sums[0])
+    return SourceStats(method, model_sha256(model), images.samples, tensors, known, head, first_norm=moments)
 
 
 def _collect(adapter: Adapter, images: Iterable[Tensor]) -> dict[str, Tensor]:

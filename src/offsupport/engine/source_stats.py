@@ -21,6 +21,8 @@ from offsupport.core.errors import ConfigError, InputError, SourceStatsError, ne
 from offsupport.functional import outer_sums, pooled
 
 _MANIFEST = ("method", "model_sha256", "samples")
+_FIRST_NORM = "first_norm//moments"
+"""The name of ``first_norm`` in a file, which no statistics of a method have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +36,7 @@ class SourceStats:
         tensors: The statistics.
         provenance: What is known of the images: data set, split, hash, and how they were transformed.
         head: The layer whose inputs are the features, for statistics of features; empty where it is not known.
+        first_norm: Mean and variance of what the first norm layer is given, by channel, (2, C); None where not known.
     """
 
     method: str
@@ -42,15 +45,21 @@ class SourceStats:
     tensors: dict[str, Tensor]
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     head: str = ""
+    first_norm: Tensor | None = None
 
     def to(self, device: torch.device) -> SourceStats:
         """Return them on a device."""
-        return dataclasses.replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
+        first_norm = None if self.first_norm is None else self.first_norm.to(device)
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return dataclasses.replace(self, tensors=tensors, first_norm=first_norm)
 
     def save(self, path: Path | str) -> None:
         """Write them to one safetensors file."""
         manifest = {name: getattr(self, name) for name in _MANIFEST}
-        save_tensors(path, self.tensors, manifest | {"provenance": dict(self.provenance), "head": self.head})
+        first_norm = {} if self.first_norm is None else {_FIRST_NORM: self.first_norm}
+        save_tensors(
+            path, self.tensors | first_norm, manifest | {"provenance": dict(self.provenance), "head": self.head}
+        )
 
     @staticmethod
     @torch.inference_mode(False)
@@ -59,7 +68,8 @@ class SourceStats:
         tensors, manifest = load_tensors(path)
         if set(manifest) - {"provenance", "head"} != set(_MANIFEST):
             raise SourceStatsError(f"{path} holds no source statistics.", "Make them with offsupport.source_stats().")
-        return SourceStats(tensors=tensors, **manifest)
+        first_norm = tensors.pop(_FIRST_NORM, None)
+        return SourceStats(tensors=tensors, first_norm=first_norm, **manifest)
 
     def require(self, method: str, model_sha256: str, head: str) -> None:
         """Refuse to serve another method, other weights, or the features of another layer."""
