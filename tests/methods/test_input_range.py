@@ -7,6 +7,7 @@ from torch import nn
 import offsupport
 from offsupport.core.errors import ConfigError, InputError
 from offsupport.engine import guard
+from offsupport.engine.source_stats import SourceStats
 from offsupport.nn import Normalized
 from offsupport.testing import NETWORKS, Case
 from offsupport.testing.case import all_same_bits, promise_same_state, run, same_bits, stream
@@ -125,7 +126,7 @@ def test_source_statistics_tell_the_moments_where_the_layer_has_none(network, tm
     assert adapted.events["out_of_range"] == 1
     assert same_bits(got[:-1], clean(x))
     adapted.source.save(tmp_path / "stats.safetensors")
-    again = offsupport.SourceStats.load(tmp_path / "stats.safetensors")
+    again = SourceStats.load(tmp_path / "stats.safetensors")
     assert torch.equal(again.first_norm, adapted.source.first_norm)
     assert again.tensors.keys() == adapted.source.tensors.keys()
     source = torch.cat([offsupport.testing.toy_images(64, seed, shifted=False)[0] for seed in range(4)])

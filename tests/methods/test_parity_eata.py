@@ -106,7 +106,7 @@ def test_eata(norm, optimizer, with_source):
         source = offsupport.source_stats(start, source_stream, method="eata")
         reference.see_source(source_stream)
     adapted = offsupport.adapt(
-        start, "eata", source=source, lr=LR[optimizer], optimizer=optimizer, collapse="off", **options
+        start, "eata", source=source, lr=LR[optimizer], optimizer=optimizer, collapse="off", input_range=None, **options
     )
     assert_parity(adapted, net, reference.run(stream), stream)
     assert_both_filters_act(reference, stream)
@@ -120,7 +120,9 @@ def test_fisher_holds_the_parameters_near_the_source():
     for weight in (0.0, 1000.0):
         start = network("batch", sharpness=3.0)
         source = offsupport.source_stats(start, source_stream, method="eata")
-        adapted = offsupport.adapt(start, "eata", source=source, fisher_weight=weight, redundancy=0.6, collapse="off")
+        adapted = offsupport.adapt(
+            start, "eata", source=source, fisher_weight=weight, redundancy=0.6, collapse="off", input_range=None
+        )
         for x in stream:
             adapted(x)
         distances.append(change(adapted.model, start))
@@ -131,7 +133,7 @@ def test_fisher_holds_the_parameters_near_the_source():
 def test_defaults_scale_with_the_number_of_classes(classes):
     net, stream = network("batch", classes, sharpness=6.0), batches(SIZES, drift=0.3)
     reference = Reference(net, "adam", 1e-3, classes)
-    adapted = offsupport.adapt(net, "eata", collapse="off")
+    adapted = offsupport.adapt(net, "eata", collapse="off", input_range=None)
     assert_parity(adapted, net, reference.run(stream), stream)
     assert_both_filters_act(reference, stream)
 
@@ -140,13 +142,18 @@ def test_margin_and_memory_decay():
     net, stream = network("batch", sharpness=3.0), batches(SIZES, drift=0.3)
     options = {"margin": 0.3, "memory_decay": 0.5, "redundancy": 0.7}
     reference = Reference(net, "adam", 5e-3, 7, **options)
-    assert_parity(offsupport.adapt(net, "eata", lr=5e-3, collapse="off", **options), net, reference.run(stream), stream)
+    assert_parity(
+        offsupport.adapt(net, "eata", lr=5e-3, collapse="off", input_range=None, **options),
+        net,
+        reference.run(stream),
+        stream,
+    )
     assert_both_filters_act(reference, stream)
 
 
 def test_nothing_kept_makes_no_step():
     net, stream = network("batch"), batches((24, 24))
-    adapted = offsupport.adapt(net, "eata", margin=1e-6, collapse="off")
+    adapted = offsupport.adapt(net, "eata", margin=1e-6, collapse="off", input_range=None)
     for x in stream:
         assert_close(adapted(x), forward(net, x).detach(), "logits")
     assert moved(adapted.model, net) == set()

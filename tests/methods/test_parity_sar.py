@@ -111,7 +111,9 @@ def assert_both_filters_act(reference: Reference) -> None:
 def test_sar(kind, optimizer):
     net, start, stream = make(kind), make(kind), batches(SIZES)
     reference = Reference(net, optimizer, LR[optimizer], rho=0.3)
-    adapted = offsupport.adapt(start, "sar", lr=LR[optimizer], optimizer=optimizer, rho=0.3, collapse="off")
+    adapted = offsupport.adapt(
+        start, "sar", lr=LR[optimizer], optimizer=optimizer, rho=0.3, collapse="off", input_range=None
+    )
     assert_parity(adapted, net, reference.run(stream), stream)
     assert_both_filters_act(reference)
     assert adapted.memory["loss"].item() == pytest.approx(reference.running_loss, rel=TOLERANCE)
@@ -124,7 +126,7 @@ def test_recovery(kind):
     net, stream = make(kind), batches(SIZES)
     options = {"reset_below": 0.2, "loss_decay": 0.5}
     reference = Reference(net, "sgd", 0.2, **options)
-    adapted = offsupport.adapt(net, "sar", lr=0.2, collapse="off", **options)
+    adapted = offsupport.adapt(net, "sar", lr=0.2, collapse="off", input_range=None, **options)
     assert_parity(adapted, net, reference.run(stream), stream)
     assert 0 < len(reference.recoveries) < len(stream) / 2
     assert min(reference.recoveries) > 0
@@ -135,7 +137,7 @@ def test_an_empty_second_filter_makes_no_step():
     net, stream = make("bn"), batches(SIZES)
     options = {"margin": 0.15, "rho": 1.0}
     reference = Reference(net, "sgd", 0.02, **options)
-    adapted = offsupport.adapt(net, "sar", lr=0.02, collapse="off", **options)
+    adapted = offsupport.adapt(net, "sar", lr=0.02, collapse="off", input_range=None, **options)
     assert_parity(adapted, net, reference.run(stream), stream)
     assert 0 in reference.second
     assert any(reference.second)
@@ -152,7 +154,7 @@ def test_an_empty_second_filter_makes_no_step():
 )
 def test_excluded_layers(option, skip):
     net, start, stream = make("bn"), make("bn"), batches(SIZES)
-    adapted = offsupport.adapt(start, "sar", lr=0.02, collapse="off", **option)
+    adapted = offsupport.adapt(start, "sar", lr=0.02, collapse="off", input_range=None, **option)
     assert_parity(adapted, net, Reference(net, "sgd", 0.02, skip=skip).run(stream), stream)
     assert moved(net, start) == {"norm0", "norm1", "norm2", "norm3"} - set(skip)
 
@@ -161,5 +163,5 @@ def test_excluded_layers(option, skip):
 def test_defaults_scale_with_the_number_of_classes(classes):
     net, stream = network("batch", classes, SHARPNESS), batches(SIZES)
     reference = Reference(net, "sgd", 1e-3)
-    assert_parity(offsupport.adapt(net, "sar", collapse="off"), net, reference.run(stream), stream)
+    assert_parity(offsupport.adapt(net, "sar", collapse="off", input_range=None), net, reference.run(stream), stream)
     assert sum(reference.seen) > sum(reference.first) > 0

@@ -78,7 +78,9 @@ def pseudo_labels(features: Tensor, logits: Tensor) -> Tensor:
 def test_information_maximisation(norm, optimizer, score):
     net, start = network(norm), network(norm)
     stream = batches(SIZES)
-    adapted = offsupport.adapt(start, "shot", lr=LR[optimizer], optimizer=optimizer, score=score, collapse="off")
+    adapted = offsupport.adapt(
+        start, "shot", lr=LR[optimizer], optimizer=optimizer, score=score, collapse="off", input_range=None
+    )
     assert_parity(adapted, net, Reference(net, optimizer, LR[optimizer], score=score).run(stream), stream)
     assert moved(net, start) >= {"conv0", "conv1", "conv2", "hidden", "norm0", "norm1", "norm2", "norm3"}
     assert "head" not in moved(adapted.model, start)
@@ -91,7 +93,14 @@ def test_pseudo_labels(norm, optimizer):
     net, start = network(norm), network(norm)
     stream = batches(SIZES, drift=0.4)
     adapted = offsupport.adapt(
-        start, "shot", lr=LR[optimizer], optimizer=optimizer, pseudo_weight=0.3, score="after", collapse="off"
+        start,
+        "shot",
+        lr=LR[optimizer],
+        optimizer=optimizer,
+        pseudo_weight=0.3,
+        score="after",
+        collapse="off",
+        input_range=None,
     )
     reference = Reference(net, optimizer, LR[optimizer], pseudo_weight=0.3, score="after")
     assert_parity(adapted, net, reference.run(stream), stream)
@@ -102,5 +111,5 @@ def test_pseudo_labels(norm, optimizer):
 
 def test_defaults_are_sgd_without_pseudo_labels_scored_before():
     net, stream = network("batch", classes=10), batches(SIZES)
-    adapted = offsupport.adapt(net, "shot", collapse="off")
+    adapted = offsupport.adapt(net, "shot", collapse="off", input_range=None)
     assert_parity(adapted, net, Reference(net, "sgd", 1e-3).run(stream), stream)

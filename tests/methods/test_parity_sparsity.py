@@ -134,7 +134,7 @@ SET_UPS = {
 def test_tent(kind, set_up):
     ours, theirs = SET_UPS[set_up]
     plain, stream = NETWORKS[kind](), batches(SIZES)
-    adapted = offsupport.adapt(plain, "tent+sc", rank=RANK, collapse="off", **{"lr": 1e-2, **ours})
+    adapted = offsupport.adapt(plain, "tent+sc", rank=RANK, collapse="off", input_range=None, **{"lr": 1e-2, **ours})
     net = with_branches(plain, adapted)
     expected = reference(net, stream, mean_entropy, norm_parameters(net), **theirs)
     assert_constrained_parity(adapted, net, expected, stream)
@@ -142,7 +142,9 @@ def test_tent(kind, set_up):
 
 def test_a_frozen_base_and_a_head_left_alone():
     plain, stream = network("batch"), batches(SIZES)
-    adapted = offsupport.adapt(plain, "tent+sc", rank=RANK, lr=1e-2, freeze_base=True, head=False, collapse="off")
+    adapted = offsupport.adapt(
+        plain, "tent+sc", rank=RANK, lr=1e-2, freeze_base=True, head=False, collapse="off", input_range=None
+    )
     net = with_branches(plain, adapted, head=False)
     assert_constrained_parity(adapted, net, reference(net, stream, mean_entropy, [], l1=1e-3), stream)
     unmoved = [
@@ -153,7 +155,7 @@ def test_a_frozen_base_and_a_head_left_alone():
 
 def test_shot_trains_the_weights_below_the_updates_as_well():
     plain, stream = network("batch"), batches(SIZES)
-    adapted = offsupport.adapt(plain, "shot+sc", rank=RANK, lr=5e-2, ratio_s=0.1, collapse="off")
+    adapted = offsupport.adapt(plain, "shot+sc", rank=RANK, lr=5e-2, ratio_s=0.1, collapse="off", input_range=None)
     net = with_branches(plain, adapted)
     own = [p for name, p in net.named_parameters() if not name.startswith("head") and ".down" not in name]
     own = [p for p in own if all(p is not each for each in low_rank_parameters(net).values())]
@@ -176,7 +178,9 @@ def test_fisher_weights_hold_the_parameters_of_the_method_alone():
     assert stats.method == "eata"
     assert set(stats.tensors) == {name for name, _ in plain.named_parameters() if name.startswith("norm")}
     options = {"lr": 1e-2, "margin": 2.0, "redundancy": 2.0, "fisher_weight": 50.0}
-    adapted = offsupport.adapt(plain, "eata+sc", source=stats, rank=RANK, penalty="none", collapse="off", **options)
+    adapted = offsupport.adapt(
+        plain, "eata+sc", source=stats, rank=RANK, penalty="none", collapse="off", input_range=None, **options
+    )
     net = with_branches(plain, adapted)
     own = {f"{n}.{k}": p for n, m in net.named_children() if isinstance(m, NORM) for k, p in m.named_parameters()}
     start = {name: p.detach().clone() for name, p in own.items()}
@@ -193,7 +197,7 @@ def test_fisher_weights_hold_the_parameters_of_the_method_alone():
 def test_sharpness_is_measured_over_all_parameters():
     plain, stream = network("group"), batches([24] * 10)
     options = {"lr": 1e-2, "margin": 2.0, "reset_below": 0.0, "rho": 0.1, "exclude_last": 0.0}
-    adapted = offsupport.adapt(plain, "sar+sc", rank=RANK, penalty="none", collapse="off", **options)
+    adapted = offsupport.adapt(plain, "sar+sc", rank=RANK, penalty="none", collapse="off", input_range=None, **options)
     net = with_branches(plain, adapted)
     parameters = norm_parameters(net) + list(low_rank_parameters(net).values())
     opt = make_optimizer("sgd", parameters, 1e-2)

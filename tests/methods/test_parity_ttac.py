@@ -91,7 +91,7 @@ class Reference:
 
 def adapted_to(net: nn.Module, **options):
     stats = offsupport.source_stats(net, SOURCE, method="ttac")
-    return offsupport.adapt(net, "ttac", source=stats, collapse="off", **options)
+    return offsupport.adapt(net, "ttac", source=stats, collapse="off", input_range=None, **options)
 
 
 OPTIONS = {
@@ -146,7 +146,9 @@ def test_a_class_that_no_source_image_had_is_never_aligned():
         tensors = stats.tensors | {"class_mean": stats.tensors["class_mean"].clone()}
         tensors["class_mean"][3] += shift
         changed = SourceStats(stats.method, stats.model_sha256, stats.samples, tensors)
-        adapted = offsupport.adapt(net, "ttac", source=changed, class_min=1, confidence=0.0, collapse="off")
+        adapted = offsupport.adapt(
+            net, "ttac", source=changed, class_min=1, confidence=0.0, collapse="off", input_range=None
+        )
         with torch.no_grad():
             adapted.model.head.bias[3] = 1e3  # now everything is predicted to be of that class
         outcomes.append(torch.cat([adapted(x) for x in batches((24, 24, 24))]))
