@@ -23,7 +23,7 @@ LIMIT = 100.0
 """A sample spread by more than this at the first norm layer is none that the source could give; see :class:`FirstNorm`.
 
 Measured on four ResNets of the zoo and two public ones, 1,000 images of CIFAR-10 each: the fifteen corruptions and the
-four extra ones at severity 5 reach 14, binary noise 10, a chessboard of pixels 17; frames of 0..255 begin at 19,000, of
+four extra ones at severity 5 reach 8, binary noise 10, a chessboard of pixels 17; frames of 0..255 begin at 19,000, of
 a tenth of that brightness at 180, images of +-50 at 10,000.
 """
 
