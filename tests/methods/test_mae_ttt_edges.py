@@ -64,9 +64,9 @@ def test_a_model_without_gradients_is_told():
         offsupport.adapt(Silent(), "mae-ttt+em", **FAST)(images(1))
 
 
-def test_half_precision_has_episodes_too():
-    adapted = offsupport.adapt(network().bfloat16(), "mae-ttt", lr=0.01, steps=1, masks=2)
-    assert adapted(images(1).bfloat16()).isfinite().all()
+def test_half_precision_is_refused_as_steps_would_be_rounded_away():
+    with pytest.raises(ModelError, match=r"model\.float\(\), inside torch\.autocast"):
+        offsupport.adapt(network().bfloat16(), "mae-ttt")
 
 
 def test_a_failed_episode_is_shown_as_it_is_predicted():

@@ -192,7 +192,7 @@ def test_unknown_options_of_source_stats_are_named():
         stats_of("ttac", class_covv="full")
 
 
-def test_tttpp_wants_images_in_the_unit_range_and_never_complains_in_the_middle_of_a_stream():
+def test_tttpp_wants_images_in_the_unit_range_and_does_not_complain_of_some_in_the_middle_of_a_stream():
     model, stats = NETWORKS["projection"](), stats_of("tttpp")
     x = toy_images(24, 50)[0]
     with pytest.raises(InputError, match=r"\[0, 1\]") as error:
@@ -200,7 +200,9 @@ def test_tttpp_wants_images_in_the_unit_range_and_never_complains_in_the_middle_
     assert "Normalized" in error.value.remedy
     adapted = offsupport.adapt(model, "tttpp", source=stats)
     adapted(x)
-    assert adapted((x - 0.5) / 0.25).isfinite().all()
+    x[::2] = (x[::2] - 0.5) / 0.1
+    assert adapted(x).isfinite().all()
+    assert adapted.events["out_of_range"] == 1
 
 
 @pytest.mark.parametrize("method", ["ttac", "tttpp"])
