@@ -164,7 +164,7 @@ class Minimal(Adapter):
         moments, labels, classes = [], [], 0
         for x in batches:
             with torch.no_grad(), self.norm_statistics.using("source"), self.norm_statistics.recording() as seen:
-                rows = as_rows(self.network(x)).float()
+                rows = as_rows(self.network(x))
             classes = rows.shape[1]
             moments.append(self.norm_statistics.moments(seen, as_moments(self.known)).transpose(0, 1))
             labels.append(rows.view(len(x), -1, classes).mean(1).argmax(1))
@@ -181,7 +181,7 @@ class Minimal(Adapter):
             means[counts == 0] = 0.0  # a class the source never shows says nothing of itself
             tensors["class_means"] = means
             tensors["within"] = (found - clean - means[label]).square().mean(0)
-        return {name: tensor.float() for name, tensor in tensors.items()}
+        return {name: tensor.to(self.known) for name, tensor in tensors.items()}
 
     # One batch -------------------------------------------------------------------------------------------------------
 
