@@ -20,10 +20,7 @@ ROWS = [(name, True) for name in METHODS] + [
 ]
 EPISODIC = tuple(name for name in METHODS if name.startswith("mae-ttt"))
 REFUSED = {(name, network) for name in EPISODIC for network in NETWORKS if network != "mae"} | {
-    ("bn", "mae"),
-    ("bn", "group_norm"),
-    ("bn", "layer_norm"),
-    ("bn", "no_norm"),
+    *((name, network) for name in ("bn", "minimal") for network in ("mae", "group_norm", "layer_norm", "no_norm")),
     ("tent", "no_norm"),
     ("eata", "no_norm"),
     ("sar", "no_norm"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,13 +25,13 @@ from offsupport.nn.normalized import (
     Normalized,
 )
 from offsupport.nn.projected import WithProjection, projection_head
-from offsupport.nn.resnet import BasicBlock, ResNet, resnet18, resnet26, resnet50
+from offsupport.nn.resnet import BasicBlock, ResNet, group_norm, resnet18, resnet26, resnet50
 
 # Networks by name, so that files of weights can say what they belong to.
 
 
 _RESNETS = {"resnet18": resnet18, "resnet26": resnet26, "resnet50": resnet50}
-_NAME = re.compile(r"(?P<base>[a-z]+\d+)(?:x(?P<factor>\d*\.?\d+))?(?P<stem>-imagenet)?")
+_NAME = re.compile(r"(?P<base>[a-z]+\d+)(?:x(?P<factor>\d*\.?\d+))?(?P<stem>-imagenet)?(?P<norm>-gn)?")
 
 NORMALIZATIONS = {
     "cifar10": (CIFAR10_MEAN, CIFAR10_STD),
@@ -45,8 +46,9 @@ def build_network(name: str, classes: int, normalization: str) -> nn.Module:
     """Return an untrained network that takes images in [0, 1].
 
     Args:
-        name: ``resnet18``, ``resnet26`` or ``resnet50``, with ``x0.25`` for a quarter of the width and ``-imagenet``
-            for the stem of large images; ``digits-small``; or ``mae-`` before a size of :func:`~offsupport.nn.mae.mae`.
+        name: ``resnet18``, ``resnet26`` or ``resnet50``, with ``x0.25`` for a quarter of the width, ``-imagenet`` for
+            the stem of large images and ``-gn`` for group norm; ``digits-small``; or ``mae-`` before a size of
+            :func:`~offsupport.nn.mae.mae`.
         classes: Number of logits.
         normalization: One of :data:`NORMALIZATIONS`.
     """
@@ -69,7 +71,9 @@ def _network(name: str, classes: int) -> nn.Module:
     width = round(64 * float(found["factor"] or 1))
     if width < 1:
         raise ConfigError(f"The network {name!r} has no channels.", "Give a larger factor: resnet18x0.25.")
-    return _RESNETS[found["base"]](classes, width=width, stem="imagenet" if found["stem"] else "cifar")
+    # Narrow stages need several channels in a group, too: groups of one would be instance norm, which forgets contrast.
+    norm = functools.partial(group_norm, most=max(1, width // 2)) if found["norm"] else nn.BatchNorm2d
+    return _RESNETS[found["base"]](classes, width=width, stem="imagenet" if found["stem"] else "cifar", norm=norm)
 
 
 # Masked autoencoders from files: our own, and public checkpoints in the layout of He et al.; no code is run.

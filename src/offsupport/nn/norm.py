@@ -39,6 +39,8 @@ class NormStatistics:
     layers: int = 0
     running: Tensor | None = None
     """Means and variances of all layers side by side, (2, channels); None where nothing is followed."""
+    seen: dict[int, list[Tensor]] | None = None
+    """Moments of the images of the pass under way, by where a layer's channels start; None where nobody asks."""
 
     @contextlib.contextmanager
     def using(self, statistics: Statistics, prior: float | None = None) -> Iterator[None]:
@@ -63,6 +65,29 @@ class NormStatistics:
                 found.append(torch.stack([layer.running_mean, layer.running_var]))
         self.running = torch.cat(found, 1) if found else torch.empty(2, 0)
         return self.running
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[dict[int, list[Tensor]]]:
+        """Collect the first two moments of each image at each followed layer inside the block.
+
+        :meth:`moments` puts them in order.
+        """
+        self.seen = {}
+        try:
+            yield self.seen
+        finally:
+            self.seen = None
+
+    def moments(self, seen: dict[int, list[Tensor]], unseen: Tensor) -> Tensor:
+        """Return what was recorded of N images, all layers side by side, (2, N, channels).
+
+        ``unseen`` (2, channels) stands in for layers that did not run. A layer that ran twice has one mean of both.
+        """
+        images = next(iter(seen.values()))[0].shape[1]
+        found = unseen[:, None].repeat(1, images, 1)
+        for start, each in seen.items():
+            found[..., start : start + each[0].shape[2]] = torch.stack(each).mean(0)
+        return found
 
     @contextlib.contextmanager
     def counting_moves(self, model: nn.Module) -> Iterator[Tensor]:
@@ -101,6 +126,8 @@ class AdaptiveStatistics:
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` by the statistics in use."""
         statistics = "batch" if self.running_mean is None else self.norm_statistics.kind
+        if self.norm_statistics.seen is not None and self.place is not None:
+            self.norm_statistics.seen.setdefault(self.place.start, []).append(image_moments(x.detach()))
         if statistics == "source":
             return self._with(x, training=False)
         if statistics == "running":
@@ -161,6 +188,17 @@ class AdaptiveStatistics:
         # No module holds the extended class, so copies and pickles name the plain one it was made of.
         plain = next(cls for cls in type(self).__mro__[1:] if cls is not AdaptiveStatistics)
         return _rebuild, (plain,), self.__dict__
+
+
+def image_moments(x: Tensor) -> Tensor:
+    """Return the mean and the mean square of each image and channel over its positions, (2, N, C)."""
+    if x.dim() == 2:
+        return torch.stack([x, x.square()])
+    axes = tuple(range(2, x.dim()))
+    # A norm sums squares without a copy of x; var_mean takes three times as long with channels last.
+    return torch.stack(
+        [x.mean(axes), torch.linalg.vector_norm(x, 2, axes).square() * (x[0].numel() / x.shape[1]) ** -1]
+    )
 
 
 _ADAPTIVE: dict[type, Any] = {}

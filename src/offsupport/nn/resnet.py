@@ -11,9 +11,9 @@ Stem = Literal["cifar", "imagenet"]
 Norm = Callable[[int], nn.Module]
 
 
-def group_norm(channels: int) -> nn.Module:
-    """Group norm with 32 groups, or fewer where the channels do not divide."""
-    groups = next(g for g in (32, 16, 8, 4, 2, 1) if channels % g == 0)
+def group_norm(channels: int, most: int = 32) -> nn.Module:
+    """Group norm with ``most`` groups, or fewer where the channels do not divide."""
+    groups = next(g for g in (32, 16, 8, 4, 2, 1) if g <= most and channels % g == 0)
     return nn.GroupNorm(groups, channels)
 
 

@@ -1,0 +1,270 @@
+"""Poison: what a few bad images among the good ones cost the good ones.
+
+Every batch holds benign images and, scattered among them, images that an attacker put there. Only the benign ones are
+scored. Four attacks need no knowledge: constant images, binary noise, inverted images, and one image that the model
+gets wrong, again and again. The fifth knows everything: weights, labels and the batch; it moves its own pixels within
+[0, 1] until the benign images of the batch are misclassified under the statistics of the whole batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
+from offsupport.bench.store import Record
+from offsupport.core.seeds import derive_seed
+from offsupport.results.correctness import pack
+from offsupport.results.rows import Claim, Row, below, shifted
+from offsupport.studies.adaptation import AdaptConfig, Images, adapter_of, prepare_adapt, stream_of
+from offsupport.studies.errors import Part, difference, error_row
+from offsupport.studies.models import pinned, source_model
+from offsupport.studies.paper.table2 import MODEL
+from offsupport.studies.tables import Table, TableOptions, register_table
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+Attack = Literal["none", "constant", "binary", "inverted", "repeat", "white-box"]
+SHARES = (0.05, 0.1)
+METHODS = ("source", "bn", "tent", "shot", "eata", "sar", "tesla", "minimal", "minimal, not trusted")
+STEPS, STEP = 10, 0.1
+"""Of the attack that knows everything: signed gradient steps, and how far each pixel moves in one."""
+CRAFTLESS_COST, CRAFTED_COST = 0.01, 0.02
+"""What the defence promises: over the same stream without poison, and over the source model."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoisonConfig(Images):
+    """Everything the benign error of a poisoned stream depends on."""
+
+    method: str
+    """Name of the method."""
+    attack: Attack = "none"
+    """What the attacker sends."""
+    share: float = 0.0
+    """Which share of every batch is the attacker's."""
+    corruption: str | None = None
+    """Corruption of the benign images."""
+    severity: int = 5
+    """Its severity."""
+    hyper: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Hyper-parameters and options that differ from the method's defaults."""
+    preset: str | None = None
+    """Named hyper-parameters."""
+    seed: int = 0
+    """Seed of the order, of the attack's draws and of its places."""
+    batch_size: int = 64
+    """Benign images per batch."""
+    threads: int = 1
+    """Threads of the computation."""
+
+    def cell(self) -> Cell:
+        """Return the cell of these settings."""
+        return make_cell("poison", dataclasses.replace(self, model=pinned(self.model)))
+
+    def benign(self) -> AdaptConfig:
+        """Return the settings of the same stream without an attacker."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return AdaptConfig(**{name: value for name, value in own.items() if name not in ("attack", "share")})
+
+
+def run_poison(config: PoisonConfig, place: Place) -> Outcome:
+    """Send the stream with the attacker's images among it, and score the others."""
+    import torch
+
+    from offsupport.engine.state import model_sha256
+
+    torch.set_num_threads(config.threads)
+    model = source_model(config.model, place.folder).eval()
+    stream = stream_of(config.benign(), place)
+    adapter = adapter_of(config.benign(), model, place)
+    attacker = Attacker(config, model)
+    rows: list[int] = []
+    correct: list[bool] = []
+    for batch in stream:
+        x = torch.as_tensor(batch.x)
+        y = torch.as_tensor(batch.y)
+        mixed, good = attacker.mix(x, y)
+        found = adapter(mixed)[good].argmax(1)
+        rows += [int(i) for i in batch.index]
+        correct += (found == y).tolist()
+    about = stream.describe()
+    domain = config.corruption or "clean"
+    measured = {
+        "error": 1 - float(np.mean(correct)),
+        "n": len(correct),
+        "domains": {domain: {"images": pack(rows, correct)}},
+        "events": dict(adapter.events),
+    }
+    provenance = {
+        "weights_sha256": model_sha256(model),
+        "data_sha256": about["sha256"],
+        "data_source": about["source"],
+        "order_sha256": about["order_hash"],
+        "images": about["n"],
+        "limit": config.limit,
+    }
+    return Outcome(measured, provenance, {})
+
+
+class Attacker:
+    """Makes the images of an attack and hides them among the benign ones of a batch."""
+
+    def __init__(self, config: PoisonConfig, model: nn.Module) -> None:
+        import torch
+
+        self.config, self.model = config, model
+        self.draw: torch.Generator = torch.Generator().manual_seed(derive_seed("poison", config.seed, config.attack))
+        self.wrong: Tensor | None = None
+        """The image that is sent again and again, once one was found."""
+
+    def mix(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a batch with the attacker's images in it, and where the benign ones stand in it."""
+        import torch
+
+        share = self.config.share if self.config.attack != "none" else 0.0
+        count = round(len(x) * share / (1 - share))
+        bad = self.images(x, y, count) if count else x[:0]
+        places = torch.randperm(len(x) + len(bad), generator=self.draw)
+        return torch.cat([x, bad])[places.argsort()], places[: len(x)]
+
+    def images(self, x: Tensor, y: Tensor, count: int) -> Tensor:
+        """Return the attacker's images for this batch."""
+        import torch
+
+        shape = (count, *x.shape[1:])
+        if self.config.attack == "constant":
+            return torch.rand((count, 1, 1, 1), generator=self.draw).expand(shape).contiguous()
+        if self.config.attack == "binary":
+            return torch.rand(shape, generator=self.draw).round()
+        if self.config.attack == "inverted":
+            return 1 - x[torch.randperm(len(x), generator=self.draw)[:count]]
+        if self.config.attack == "repeat":
+            return self._misclassified(x, y).expand(shape).contiguous()
+        return self._crafted(x, y, torch.rand(shape, generator=self.draw))
+
+    def _misclassified(self, x: Tensor, y: Tensor) -> Tensor:
+        import torch
+
+        if self.wrong is None:
+            with torch.no_grad():
+                wrong = (self.model(x).argmax(1) != y).nonzero().flatten()
+            self.wrong = x[wrong[:1]] if len(wrong) else x[:1]
+        return self.wrong
+
+    def _crafted(self, x: Tensor, y: Tensor, bad: Tensor) -> Tensor:
+        """Ascend the loss of the benign images under the statistics of the whole batch."""
+        import copy
+
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        model = copy.deepcopy(self.model)
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+                layer.train()
+        for _ in range(STEPS):
+            bad = bad.detach().requires_grad_()
+            loss = cross_entropy(model(torch.cat([x, bad]))[: len(x)], y)
+            (gradient,) = torch.autograd.grad(loss, bad)
+            bad = (bad + STEP * gradient.sign()).clamp(0, 1)
+        return bad.detach()
+
+
+def prepare_poison(configs: Sequence[PoisonConfig], place: Place) -> None:
+    """Refuse what cannot work before anything runs."""
+    prepare_adapt([config.benign() for config in configs], place)
+
+
+KINDS.register("poison")(Kind(PoisonConfig, run_poison, prepare_poison, named_by=("method", "attack", "corruption")))
+
+
+# The table.
+
+
+def grid(scale: str, options: TableOptions) -> list[Cell]:
+    """Return the cells: methods x attacks x shares, on streams that are corrupted and on one that is not."""
+    if scale == "smoke":
+        fixed: dict[str, Any] = {"dataset": "digits-c", "model": "digits-small", "limit": 192}
+        corruptions: tuple[str | None, ...] = ("fog",)
+    else:
+        fixed = {"dataset": "cifar10-c", "model": MODEL, "preset": "cifar10-small", "limit": 512}
+        corruptions = ("gaussian_noise", "fog")
+    attacks = [("none", 0.0), *((attack, share) for attack in get_args(Attack)[1:] for share in SHARES)]
+    return [
+        PoisonConfig(
+            method=method.partition(",")[0],
+            hyper={"trusted": False} if "," in method else {},
+            attack=attack,
+            share=share,
+            corruption=corruption,
+            seed=seed,
+            **fixed,
+        ).cell()
+        for seed in range(options.seeds or 1)
+        for method in options.methods or METHODS
+        for corruption in corruptions
+        for attack, share in attacks
+    ]
+
+
+def by_column(records: Sequence[Record]) -> dict[str, dict[str, list[Part]]]:
+    """Sort results by method and attack."""
+    found: dict[str, dict[str, list[Part]]] = {}
+    for record in records:
+        config = record.cell.config
+        part = Part(record, config["corruption"] or "clean")
+        column = config["attack"] if config["attack"] == "none" else f"{config['attack']}-{100 * config['share']:g}"
+        found.setdefault(part.method, {}).setdefault(f"{part.dataset}/{column}", []).append(part)
+    return found
+
+
+def rows(records: Sequence[Record]) -> list[Row]:
+    """Return the benign error of every method under every attack."""
+    found = by_column(records)
+    return [error_row(method, column, parts, {}) for method, own in found.items() for column, parts in own.items()]
+
+
+def claims(records: Sequence[Record]) -> list[Claim]:
+    """Hold the promises of the defended method against what was measured."""
+    found = by_column(records)
+    made = []
+    for method in (method for method in found if method.startswith("minimal")):
+        own = found[method]
+        for column, parts in own.items():
+            dataset, _, attack = column.partition("/")
+            crafted = attack.startswith("white-box")
+            baseline, limit = (found.get("source", {}), CRAFTED_COST) if crafted else (own, CRAFTLESS_COST)
+            against = baseline.get(f"{dataset}/none")
+            if attack == "none" or against is None:
+                continue
+            than = "the source model without an attacker" if crafted else "itself without an attacker"
+            made.append(
+                below(
+                    f"{method} under {attack} errs at most {100 * limit:g} points more than {than}",
+                    shifted(difference(parts, against), limit),
+                    f"error({method}, {attack}) - error({'source' if crafted else method}, none) - {100 * limit:g}",
+                )
+            )
+    return made
+
+
+register_table(
+    Table(
+        name="poison",
+        title="Benign error with an attacker's images in every batch (5 and 10 %)",
+        scales={
+            "smoke": "192 images of the embedded digits in fog, a small network trained on the spot",
+            "small": "512 images each of CIFAR-10-C in noise and in fog, the zoo's joint model",
+        },
+        options=frozenset({"methods", "seeds"}),
+        grid=grid,
+        rows=rows,
+        claims=claims,
+    )
+)

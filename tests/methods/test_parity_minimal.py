@@ -1,0 +1,207 @@
+"""The minimal change of statistics against a plain loop over images, layers and channels; and what it promises."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from parity_check import BATCH_NORM, assert_close, dense_network, network
+from torch import nn
+
+import offsupport
+from offsupport.core.errors import ModelError
+from offsupport.methods.minimal import MinimalConfig
+
+CONFIG = MinimalConfig()
+
+
+def images(count, seed, scale=1.0, offset=0.0):
+    """Images of different colours and contrasts, so that not all of them are of one class."""
+    draw = torch.Generator().manual_seed(seed)
+    colour, contrast = (torch.rand(count, 3, 1, 1, generator=draw, dtype=torch.float64) for _ in range(2))
+    noise = torch.rand(count, 3, 8, 8, generator=draw, dtype=torch.float64) - 0.5
+    return offset + scale * (colour + contrast * noise).clamp(0, 1)
+
+
+def made(build, clean):
+    """A network that knows several classes among these images."""
+    net = build("batch")
+    with torch.no_grad():
+        net.head.bias -= net(clean).transpose(0, 1).flatten(1).mean(1)
+    return net
+
+
+def moments_at(net, x, statistics):
+    """Run image by image; return the logits and for each layer the moments of each channel, as lists of floats."""
+    layers = [layer for layer in net if isinstance(layer, BATCH_NORM)]
+    seen = [[] for _ in layers]
+
+    def forward(z):
+        for layer in net:
+            if layer in layers:
+                place = layers.index(layer)
+                rows = z.flatten(2) if z.dim() > 2 else z[..., None]
+                seen[place].append([(float(row.mean()), float((row**2).mean())) for row in rows[0]])
+                mean, var = (torch.tensor(v, dtype=torch.float64) for v in statistics[place])
+                shape = (1, -1) + (1,) * (z.dim() - 2)
+                z = (z - mean.view(shape)) / (var.view(shape) + layer.eps).sqrt()
+                z = z * layer.weight.view(shape) + layer.bias.view(shape)
+            else:
+                z = layer(z)
+        return z
+
+    return torch.cat([forward(each[None]) for each in x]), seen
+
+
+def came_with(net):
+    layers = [layer for layer in net if isinstance(layer, BATCH_NORM)]
+    return [(layer.running_mean.tolist(), layer.running_var.tolist()) for layer in layers]
+
+
+class Plain:
+    """The rule, one number at a time."""
+
+    def __init__(self, net, clean, config):
+        self.net, self.config, self.known = net, config, came_with(net)
+        logits, seen = moments_at(net, clean, self.known)
+        rows = logits.flatten(2).mean(2) if logits.dim() > 2 else logits
+        labels, self.classes = rows.argmax(1).tolist(), logits.shape[1]
+        self.law = [labels.count(k) / len(labels) for k in range(self.classes)]
+        self.q, self.seen, self.squares = list(self.law), 0, 0.0
+        self.channels = []
+        for place, layer in enumerate(seen):
+            for c in range(len(layer[0])):
+                mean, var = self.known[place][0][c], self.known[place][1][c]
+                pair = [
+                    self.describe([image[c][k] for image in layer], labels, least)
+                    for k, least in enumerate((1e-6 * var, 1e-6 * var * (var + mean**2)))
+                ]
+                self.channels.append(
+                    {"place": place, "c": c, "mean": mean, "var": var, "moment": pair, "R": [0.0, 0.0]}
+                )
+
+    def describe(self, values, labels, least):
+        clean = sum(values) / len(values)
+        of = {k: [v for v, label in zip(values, labels, strict=True) if label == k] for k in range(self.classes)}
+        means = [sum(of[k]) / len(of[k]) - clean if of[k] else 0.0 for k in range(self.classes)]
+        within = sum((v - clean - means[label]) ** 2 for v, label in zip(values, labels, strict=True)) / len(values)
+        between = sum(share * m**2 for share, m in zip(self.law, means, strict=True))
+        spread = sum((v - clean) ** 2 for v in values) / (len(values) - 1)
+        return {
+            "clean": clean, "means": means, "within": within + least, "between": between + least,
+            "spread": math.sqrt(spread + least),
+        }  # fmt: skip
+
+    def statistics(self):
+        if not self.seen:
+            return self.known
+        config, surplus = self.config, [a - b for a, b in zip(self.q, self.law, strict=True)]
+        doubted = (1 - config.trust) ** 2 * sum(s**2 for s in surplus)
+        places = range(len(self.known))
+        shifts, scores = [], [[] for _ in places]
+        for each in self.channels:
+            taken = [sum(s * m for s, m in zip(surplus, k["means"], strict=True)) for k in each["moment"]]
+            shifts.append([r - config.trust * t for r, t in zip(each["R"], taken, strict=True)])
+            first = each["moment"][0]
+            chance = first["within"] * self.squares + first["between"] * doubted
+            scores[each["place"]].append(shifts[-1][0] ** 2 / chance)
+        found = [([], []) for _ in places]
+        for each, shift in zip(self.channels, shifts, strict=True):
+            score = sum(scores[each["place"]]) / len(scores[each["place"]])
+            share = 0.6 * max(0.0, 1 - config.doubt / score)
+            a, b = each["moment"][0]["clean"], each["moment"][1]["clean"]
+            target = a + share * shift[0], b + share * shift[1]
+            ratio = max((target[1] - target[0] ** 2) / (b - a**2), 0.05)
+            found[each["place"]][0].append(target[0] - (a - each["mean"]) * math.sqrt(ratio))
+            found[each["place"]][1].append(each["var"] * ratio)
+        return found
+
+    def count(self, logits, seen):
+        config, images = self.config, len(logits)
+        fresh = config.haste * images
+        gain = max(fresh / (config.prior + self.seen + fresh), 1 - (1 - 2 / config.memory) ** images)
+        for each in self.channels:
+            for k, moment in enumerate(each["moment"]):
+                bound = config.clip * moment["spread"]
+                known = moment["clean"] + each["R"][k]
+                away = [max(-bound, min(bound, image[each["c"]][k] - known)) for image in seen[each["place"]]]
+                each["R"][k] += gain * sum(away) / images
+        shares = logits.softmax(1).transpose(0, 1).flatten(1).mean(1).tolist()
+        self.q = [(1 - gain) * q + gain * s for q, s in zip(self.q, shares, strict=True)]
+        self.squares = (1 - gain) ** 2 * self.squares + gain**2 / images
+        self.seen += images
+
+    def __call__(self, x):
+        logits, early = [], 0
+        groups = x.split(self.config.group)
+        for group in groups:
+            early += len(group) * (self.seen < self.config.young)
+            found, seen = moments_at(self.net, group, self.statistics())
+            self.count(found, seen)
+            logits.append(found)
+        out = torch.cat(logits)
+        if early and len(groups) > 1:
+            out[:early] = moments_at(self.net, x[:early], self.statistics())[0]
+        return out
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("build", [network, dense_network])
+def test_the_plain_loop_gives_the_same(build):
+    clean = images(60, seed=1)
+    net = made(build, clean)
+    stats = offsupport.source_stats(net, [clean[:25], clean[25:]], method="minimal")
+    assert "class_means" in stats.tensors
+    adapted = offsupport.adapt(net, "minimal", source=stats, collapse="off")
+    plain = Plain(net, clean, CONFIG)
+    for seed, size in enumerate((1, 20, 7, 40, 1)):
+        x = images(size, seed=10 + seed, scale=0.2, offset=0.8)
+        assert_close(adapted(x), plain(x), f"batch {seed}")
+    assert adapted.shift()[1].max() > CONFIG.doubt
+
+
+@torch.no_grad()
+def test_clean_images_are_predicted_by_the_model_itself():
+    clean, more = images(200, seed=1), images(96, seed=2)
+    net = made(network, clean)
+    stats = offsupport.source_stats(net, [clean], method="minimal")
+
+    def moved(stream):
+        adapted = offsupport.adapt(net, "minimal", source=stats)
+        return (torch.cat([adapted(x) for x in stream.split(16)]) - net(stream)).abs().mean()
+
+    assert moved(more) < 0.2 * moved(more * 0.2 + 0.8)
+
+
+@torch.no_grad()
+def test_the_size_of_a_batch_hardly_matters():
+    net = network("batch")
+    stats = offsupport.source_stats(net, [images(100, seed=1)], method="minimal")
+    stream = images(192, seed=3, scale=0.4, offset=0.5)
+    whole = offsupport.adapt(net, "minimal", source=stats, young=0)(stream)
+    adapted = offsupport.adapt(net, "minimal", source=stats)
+    assert_close(whole, torch.cat([adapted(x) for x in stream.split(16)]), "groups")
+
+
+@torch.no_grad()
+def test_one_image_moves_the_statistics_by_no_more_than_its_share():
+    net = network("batch").float()
+    stats = offsupport.source_stats(net, [images(200, seed=1).float()], method="minimal")
+    adapted = offsupport.adapt(net, "minimal", source=stats)
+    adapted(images(64, seed=4).float())
+    before = adapted.memory["shift"].clone()
+    mad = torch.ones(1, 3, 8, 8)
+    mad[:, :, ::2] = 0.0
+    adapted(mad)
+    gain = CONFIG.haste / (CONFIG.prior + 64 + CONFIG.haste)
+    bound = gain * CONFIG.clip * adapted.reference.spread
+    assert ((adapted.memory["shift"] - before).abs() <= bound * 1.001).all()
+
+
+def test_layers_without_running_statistics_alone_are_refused():
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.Linear(144, 3)
+    )
+    with pytest.raises(ModelError, match="keep no running statistics"):
+        offsupport.adapt(net, "minimal")
