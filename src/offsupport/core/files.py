@@ -18,6 +18,8 @@ from filelock import FileLock, Timeout
 from offsupport.core.errors import FileError
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+DEEPEST = 64
+"""Levels of nesting that a JSON file may have; ours have fewer than ten, and what walks deeper runs out of stack."""
 
 
 @contextlib.contextmanager
@@ -81,10 +83,29 @@ def write_json(path: Path | str, value: Any) -> None:
 
 def read_json(path: Path | str) -> Any:
     """Read JSON; a damaged file is an error that names it."""
+    return parse_json(Path(path).read_bytes(), str(path), "Delete it and make it again.")
+
+
+def parse_json(text: str | bytes, where: str, remedy: str) -> Any:
+    """Return the value of a JSON text; one that is damaged, or nested too deep for what walks through it, is refused.
+
+    Args:
+        text: The text.
+        where: What it is, for the error.
+        remedy: What to do where it is refused.
+    """
     try:
-        return json.loads(Path(path).read_bytes())
-    except (ValueError, UnicodeDecodeError, RecursionError) as error:
-        raise FileError(f"{path} is not valid JSON ({error}).", "Delete it and make it again.") from error
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{where} is not valid JSON ({error}).", remedy) from error
+    if _deeper(value, DEEPEST):
+        raise FileError(f"{where} is nested more than {DEEPEST} levels deep.", remedy)
+    return value
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_deeper(item, levels - 1) for item in inner)
 
 
 def sha256_bytes(data: bytes) -> str:

@@ -55,6 +55,7 @@ class Options:
 
     def __post_init__(self) -> None:
         require("window", self.window >= 0, "at least 0")
+        require("seed", -(2**63) <= self.seed < 2**64, "a number of 64 bits")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
