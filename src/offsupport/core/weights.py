@@ -13,8 +13,8 @@ import safetensors
 import torch
 from torch import Tensor
 
+from offsupport.core.checkpoints import parse_manifest
 from offsupport.core.errors import FileError
-from offsupport.core.files import parse_json
 
 WRAPPERS = ("model", "state_dict", "net", "model_state_dict")
 """Under these names training scripts keep the weights inside a checkpoint."""
@@ -47,13 +47,11 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            # Copied, as they lie in the file otherwise: whoever writes into that would change them, or end the process.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (safetensors.SafetensorError, OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} is a damaged safetensors file ({error}).", _SAFE_REMEDY) from error
-    manifest = parse_json(header.get("manifest", "{}"), f"The manifest of {path}", _SAFE_REMEDY)
-    if not isinstance(manifest, dict):
-        raise FileError(f"The manifest of {path} is not a mapping.", _SAFE_REMEDY)
-    return tensors, manifest
+    return tensors, parse_manifest(header.get("manifest", "{}"), path, _SAFE_REMEDY)
 
 
 def _read_torch(path: Path) -> Any:

@@ -84,7 +84,7 @@ def listed_by(folder: Path, finding: Finding) -> Files:
     try:
         manifest = read_manifest(folder)
     except FileError as error:
-        finding.damaged[MANIFEST] = error.message
+        finding.damaged[MANIFEST] = f"is not a manifest ({error.message})"
         return {}
     if manifest is None:
         finding.notes.append("no manifest.json: sizes and types are checked, not content")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +24,6 @@ from offsupport.core.files import read_json, sha256_file
 
 _NUMBERS_AND_WORDS = "biufUS"
 """Kinds of NumPy types that are read: no objects, no records, no dates."""
-_DAMAGED = "Make it again, or get the official file again."
 
 
 def open_npy(path: Path) -> Any:
@@ -35,35 +35,36 @@ def open_npy(path: Path) -> Any:
         with path.open("rb") as file:
             shape, fortran, dtype = _read_header(file)
             offset, size = file.tell(), os.fstat(file.fileno()).st_size
-        problem = _header_problem(shape, dtype, size - offset)
-        if not problem:
-            if not math.prod(shape):
-                return np.empty(shape, dtype)  # nothing to map
-            return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+        _require_room(shape, dtype, size - offset)
+        if not math.prod(shape):
+            return np.empty(shape, dtype)  # nothing to map
+        return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
     except FileNotFoundError as error:
         raise DataMissingError(f"{path} is missing.", "Make it with `offsupport data make`.") from error
-    # A header is read as a literal of Python: a damaged one can fail in the ways of its parser, too.
-    except (ValueError, TypeError, EOFError, OSError, SyntaxError, OverflowError, RecursionError, MemoryError) as error:
-        raise FileError(f"{path} is damaged ({error}).", _DAMAGED) from error
-    raise FileError(f"{path} is damaged ({problem}).", _DAMAGED)
+    # NumPy reads a header with Python's own parser and tokenizer: a damaged one can fail in any of their ways.
+    except Exception as error:
+        raise FileError(f"{path} is damaged ({error}).", "Make it again, or get the official file again.") from error
 
 
 def _read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about headers that Python 2 wrote
+        if version == (1, 0):
+            return np.lib.format.read_array_header_1_0(file)
+        if version == (2, 0):
+            return np.lib.format.read_array_header_2_0(file)
     raise ValueError(f"its format is {version[0]}.{version[1]}")
 
 
-def _header_problem(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> str:
+def _require_room(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> None:
     if dtype.kind not in _NUMBERS_AND_WORDS or not dtype.itemsize:
-        return f"it holds {dtype}, neither numbers nor words"
+        raise ValueError(f"it holds {dtype}, neither numbers nor words")
     if any(side < 0 or side > np.iinfo(np.intp).max for side in shape):
-        return f"it claims the shape {shape}"
+        raise ValueError(f"it claims the shape {shape}")
     needed = math.prod(shape) * dtype.itemsize
-    return f"its header claims {needed} bytes of data, and the file has {size}" if needed > size else ""
+    if needed > size:
+        raise ValueError(f"its header claims {needed} bytes of data, and the file has {size}")
 
 
 # The manifest.
