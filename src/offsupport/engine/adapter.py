@@ -64,6 +64,9 @@ class Adapter(Lifecycle, abc.ABC):
     small_batch_without: ClassVar[int] = 1
     """The default of ``min_batch`` where there is none."""
 
+    source_shapes: ClassVar[dict[str, str]] = {}
+    """The source statistics it reads, with a letter for each side of them: equal letters are equal lengths."""
+
     config: MethodConfig
     unreached: frozenset[str] | set[str] = frozenset()
     """Adapted parameters that the last loss did not depend on; neither momentum nor a penalty may move them."""
@@ -545,6 +548,8 @@ def check_input(x: Tensor, model: nn.Module) -> Tensor:
     """Return ``x`` when it is a batch that the model can take; refuse it otherwise."""
     if not isinstance(x, Tensor):
         raise InputError(f"A batch is a torch.Tensor, not {type(x).__name__}.", "Convert it: torch.as_tensor(x).")
+    if x.layout != torch.strided:
+        raise InputError(f"The batch has the layout {x.layout}.", "Convert it: x.to_dense().")
     device, dtype = device_and_dtype(model)
     if x.dtype != dtype:
         how = "x.float() / 255" if x.dtype == torch.uint8 else f"x.to({dtype})"
