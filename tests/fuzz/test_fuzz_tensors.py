@@ -197,7 +197,7 @@ FILLS = {
     "complex": lambda shape: torch.zeros(shape, dtype=torch.complex64),
     "meta": lambda shape: torch.zeros(shape, device="meta"),
     "sparse": lambda shape: torch.zeros(shape).to_sparse(),
-    "strided": lambda shape: torch.zeros(1).expand(shape),
+    "strided": lambda shape: torch.zeros(()).expand(shape),
 }
 THINGS = st.one_of(st.tuples(SHAPES, st.sampled_from(sorted(FILLS))).map(lambda pair: FILLS[pair[1]](pair[0])), JUNK)
 

@@ -21,6 +21,7 @@ OPTIONS = [
     for name in """
     model images method out hyper json seed threads size data scale methods corruptions severity limit seeds dry-run
     workers batch-size preset network source target classes frost-dir sheet executor address help
+    labels shift runs distance set
     """.split()  # noqa: SIM905 - words read better than a list of strings
 ]
 VALUES = [
@@ -47,6 +48,7 @@ def idle(tmp_path, monkeypatch):
     import offsupport.bench.runs
     import offsupport.bench.verify
     import offsupport.data.making
+    import offsupport.latent.process.draws
     import offsupport.studies.grids
     import offsupport.studies.models
     import offsupport.training.run
@@ -54,6 +56,7 @@ def idle(tmp_path, monkeypatch):
     for module, name in (
         (offsupport.bench.runs, "run_cells"),
         (offsupport.data.making, "_work_off"),
+        (offsupport.latent.process.draws, "draw"),
         (offsupport.studies.grids, "_trial"),
         (offsupport.studies.models, "_trained"),
         (offsupport.training.run, "fresh_objective"),

@@ -335,3 +335,35 @@ def test_options_that_steer_the_stream_come_back(tmp_path):
     loaded = offsupport.load_adapted(net, tmp_path / "a.safetensors")
     assert loaded.options == saved.options
     assert set(loaded.parameters_adapted) == set(saved.parameters_adapted)
+
+
+# Crafted source statistics -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "manifest", "word"),
+    [
+        (lambda t: without(t, "class_mean"), dict, "lack class_mean"),
+        (lambda t: t | {"feature_cov": torch.ones(1)}, dict, r"hold feature_cov of shape \(1,\)"),
+        (lambda t: t | {"class_mean": t["class_mean"][0, 0].clone()}, dict, r"hold class_mean of shape \(\)"),
+        (lambda t: t | {"class_count": torch.ones(9)}, dict, r"hold class_count of shape \(9,\)"),
+        (lambda t: t | {"class_cov": t["class_cov"] * float("nan")}, dict, "non-finite of .* values in class_cov"),
+        (dict, lambda m: m | {"samples": "many"}, "holds no source statistics"),
+        (dict, lambda m: m | {"provenance": 5}, "holds no source statistics"),
+        (dict, lambda m: m | {"head": None}, "holds no source statistics"),
+    ],
+)
+def test_crafted_source_statistics_are_refused_by_name(tmp_path, change, manifest, word):
+    model, path = NETWORKS["batch_norm"](), tmp_path / "s.safetensors"
+    offsupport.source_stats(model, stream(2), "ttac").save(path)
+    with pytest.raises(OffsupportError, match=word) as error:
+        offsupport.adapt(model, "ttac", source=SourceStats.load(crafted(path, change, manifest)))
+    assert error.value.remedy
+
+
+def test_fisher_weights_of_another_shape_are_refused(tmp_path):
+    model, path = NETWORKS["batch_norm"](), tmp_path / "s.safetensors"
+    offsupport.source_stats(model, stream(2), "eata").save(path)
+    broken = crafted(path, lambda t: t | {"1.weight": torch.ones(1)})
+    with pytest.raises(FileError, match=r"1\.weight of shape \(1,\)"):
+        offsupport.adapt(model, "eata", source=SourceStats.load(broken))

@@ -239,9 +239,12 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
         from offsupport.data.stored import open_npy
 
         try:
-            return np.array(open_npy(path))
+            array = np.array(open_npy(path))
         except FileError as error:
             raise FileError(error.message, "Save it with numpy.save, without objects.") from error
+        if not array.ndim:
+            raise FileError(f"{path} holds a single value.", "Save an array with one sample per row.")
+        return array
     if path.suffix == ".csv":
         return _read_csv(path)
     raise FileError(f"{path} is neither .npy nor .csv.", "Convert it, for example with numpy.save.")

@@ -93,6 +93,7 @@ class Adapter(Lifecycle, abc.ABC):
         self.monitor = CollapseMonitor()
         self.events = dict.fromkeys(EVENTS, 0)
         self.passes = {"forward": 0, "backward": 0}
+        self._taken: set[tuple[int, ...]] = set()
         self._start = self.snapshot()
 
     # What a method may say -------------------------------------------------------------------------------------------
@@ -211,6 +212,9 @@ class Adapter(Lifecycle, abc.ABC):
         if any(module.training for module in self.model.modules()):
             self.model.eval()
         check_input(x, self.model)
+        if tuple(x.shape[1:]) not in self._taken:
+            require_taken(self.model, x)  # before anything of it is counted or remembered
+            self._taken.add(tuple(x.shape[1:]))
         with torch.inference_mode(False), torch.enable_grad(), self.norm_statistics.using(self.statistics):
             x = x.clone() if x.is_inference() else x.detach()
             good = finite_rows(x)
@@ -593,6 +597,19 @@ def _takes(model: nn.Module, x: Tensor) -> bool:
         return False
     # Where the logits are in another kind of output is not known here.
     return not isinstance(out, Tensor) or (out.dim() > 0 and len(out) == len(first))
+
+
+@torch.no_grad()
+def require_taken(model: nn.Module, x: Tensor) -> None:
+    """Refuse samples that a model cannot take, by trying the first; what it returns is another matter."""
+    shape = tuple(x.shape[1:])
+    try:
+        model(x[:1] if len(x) else x.new_zeros(1, *shape))
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"The model does not take samples of shape {shape} ({str(error).partition(chr(10))[0]}).",
+            "Give what it was trained on, such as images (N, channels, height, width).",
+        ) from error
 
 
 def check_output(out: Any, samples: int) -> Tensor:
