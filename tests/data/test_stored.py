@@ -44,7 +44,7 @@ def test_a_header_is_held_against_the_file_before_anything_is_allocated(tmp_path
     assert error.value.remedy
 
 
-@pytest.mark.parametrize("text", ["", "{", "(" * 3000, "[]", "{'descr': 3}", "__import__('os')"])
+@pytest.mark.parametrize("text", ["", "{", "(" * 3000, "[]", "{'descr': 3}", "__import__('os')", "y'descr': '<f8', }"])
 def test_a_header_that_is_none_is_said(tmp_path, text):
     with pytest.raises(FileError, match="is damaged"):
         open_npy(npy(tmp_path / "x.npy", text))
