@@ -116,7 +116,6 @@ ALONE = {
     "diagnosis/patches.py": "how unusual a patch is: mathematics of its own, beside what is said of an image",
     "engine/sparsity.py": "the constraint that +sc puts on any method; importing it makes the names known",
     "nn/lora.py": "a layer type: it stands with the networks, and the constraint is its user",
-    "core/weights.py": "reading weights of others without running code: a promise with tests of its own",
     "theory/ranking.py": "public: how well a score ranks shifts",
     "data/order.py": "in which order images come, apart from where they come from",
     "data/streams.py": "public as offsupport.data.stream, which is what its users import",

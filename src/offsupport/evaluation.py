@@ -222,6 +222,8 @@ class Pass:
             counts = {name: type(getattr(self, name))(saved[name]) for name in _COUNTS}
             arrays = {name: [tensors[name].numpy()] for name in _PER_PREDICTION}
             notes = list(saved["notes"])
+            if {len(found[0]) for found in arrays.values()} != {sum(counts["sizes"])}:
+                raise FileError("it does not hold one answer per prediction.")
             self.adapted.set_extra_state({**saved["adapter"], "state": state})
         except (FileError, KeyError, TypeError, ValueError) as error:
             said = error.message if isinstance(error, FileError) else f"{type(error).__name__} {error}"

@@ -1,5 +1,6 @@
 import argparse
 import collections
+import json
 import os
 import pickle
 
@@ -7,9 +8,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from offsupport.core.checkpoints import save_tensors
+from offsupport.core.checkpoints import _checksum, load_tensors, save_tensors
 from offsupport.core.errors import FileError
-from offsupport.core.weights import read_weights
+from offsupport.core.weights import read_weights, require_values
 
 WEIGHTS = {"fc.weight": torch.arange(6.0).view(2, 3), "fc.bias": torch.ones(2)}
 
@@ -97,3 +98,87 @@ def test_a_file_without_a_state_dict_is_refused(tmp_path, content):
 def test_a_missing_file_is_said():
     with pytest.raises(FileError, match="There is no file"):
         read_weights("nowhere.pth")
+
+
+# Safetensors whose checksum is right and whose manifest is not.
+
+
+def crafted(path, text, tensors=WEIGHTS):
+    header = {"manifest": text, "sha256": _checksum(tensors, text)}
+    safetensors.torch.save_file(tensors, path, metadata=header)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "manifest of .* is not valid JSON"),
+        ("", "manifest of .* is not valid JSON"),
+        ("[1]", "manifest of .* is not a mapping"),
+        ("5", "manifest of .* is not a mapping"),
+        ("[" * 100_000, "manifest of .* is not valid JSON"),
+        ("[" * 100 + "]" * 100, "manifest of .* is not valid JSON .*nested more than 64 deep"),
+        ('{"a": NaN}', "manifest of .* is not valid JSON"),
+    ],
+)
+def test_a_manifest_that_is_none_is_said(tmp_path, text, message):
+    path = crafted(tmp_path / "w.safetensors", text)
+    for read in (load_tensors, read_weights):
+        with pytest.raises(FileError, match=message) as error:
+            read(path)
+        assert error.value.remedy
+
+
+@pytest.mark.parametrize("text", ['{"schema": 2}', '{"schema": [1]}', "{}", '{"schema": 1, "strides": 5}'])
+def test_a_manifest_of_something_else_is_said(tmp_path, text):
+    with pytest.raises(FileError, match=r"another version|no layouts"):
+        load_tensors(crafted(tmp_path / "w.safetensors", text))
+
+
+@pytest.mark.parametrize("strides", [[1], ["a", 1], [0, 0], [-1, 2], 5, [2**70, 1], [True, False]])
+def test_a_layout_that_cannot_be_is_not_used(tmp_path, strides):
+    text = json.dumps({"schema": 1, "strides": {"fc.weight": strides}})
+    assert same(load_tensors(crafted(tmp_path / "w.safetensors", text))[0])
+
+
+# What must hold before weights are used.
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (torch.ones(1), r"f holds w of shape \(1,\), and the net has \(2, 3\)"),
+        (torch.tensor(1.0), r"f holds w of shape \(\), and the net"),
+        (torch.ones(2, 3, dtype=torch.bool), "f holds w as bool, and the net has float32"),
+        (torch.ones(2, 3, dtype=torch.int32), "f holds w as int32, and the net has float32"),
+        (torch.ones(2, 3, dtype=torch.complex64), "f holds w as complex64, and the net has float32"),
+        (torch.ones(2, 3).to_sparse(), r"f holds w as float32 in the layout torch.sparse_coo"),
+        (torch.full((2, 3), float("nan")), "f holds 6 non-finite of 6 values in w"),
+        (torch.tensor([[1.0, 2, 3], [4, 5, float("-inf")]]), "f holds 1 non-finite of 6 values in w"),
+        (torch.full((2, 3), 1e300, dtype=torch.float64), "f holds 6 non-finite of 6 values in w"),
+    ],
+)
+def test_values_that_cannot_take_the_place_are_named(given, message):
+    with pytest.raises(FileError, match=message) as error:
+        require_values({"w": given}, {"w": torch.zeros(2, 3)}, "f", "the net", "Give others.")
+    assert error.value.remedy
+
+
+def test_other_precisions_and_masks_of_infinity_are_taken():
+    for kind in (torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn):
+        require_values({"w": torch.ones(2).to(kind)}, {"w": torch.zeros(2)}, "f", "the net", "")
+    mask = torch.full((2,), float("-inf"))
+    require_values({"mask": mask}, {"mask": mask.clone()}, "f", "the net", "")
+
+
+def test_tensors_do_not_follow_what_happens_to_their_file(tmp_path):
+    """Safetensors maps files into memory: what was read would change with them, or a shorter file end the process."""
+    path = tmp_path / "w.safetensors"
+    save_tensors(path, WEIGHTS, {})
+    read = load_tensors(path)[0], read_weights(path)[0]
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.write(bytes(size))
+    assert all(map(same, read))
+    path.write_bytes(b"")
+    assert all(map(same, read))

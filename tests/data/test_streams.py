@@ -244,3 +244,30 @@ def test_a_spec_is_the_stream():
     assert same(list(Stream.of(made.spec)), list(made))
     with pytest.warns(DeprecationWarning, match="called spec"):
         assert made.recipe is made.spec
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        (("recipe", "dataset"), 0),
+        (("recipe", "corruptions"), [5]),
+        (("recipe", "seed"), "x"),
+        (("recipe", "more"), 1),
+        (("stages",), [[1, 2, 3]]),
+        (("stages",), 5),
+        (("plan", "rows"), [[0]]),
+        (("plan", "rows"), ["x"]),
+    ],
+)
+def test_a_crafted_stream_is_refused_with_a_sentence(tmp_path, part, value):
+    images, labels = np.zeros((4, 4, 4, 3), np.uint8), np.zeros(4, int)
+    stream_arrays(images, labels, batch_size=2).save(tmp_path / "s.json")
+    saved = json.loads((tmp_path / "s.json").read_text())
+    inside = saved
+    for name in part[:-1]:
+        inside = inside[name]
+    inside[part[-1]] = value
+    (tmp_path / "s.json").write_text(json.dumps(saved))
+    with pytest.raises(FileError, match=r"s\.json") as error:
+        Stream.load(tmp_path / "s.json", arrays=Arrays(images, labels))
+    assert error.value.remedy

@@ -7,6 +7,8 @@ from torch import nn
 import offsupport
 from offsupport.core.errors import InputError, ModelError
 from offsupport.nn import build_network, mae
+from offsupport.testing import NETWORKS
+from offsupport.testing.case import changed, run, stream
 
 
 def images(*shape, seed=0):
@@ -91,3 +93,21 @@ def test_what_a_model_says_about_a_batch_is_told_from_what_it_says_about_itself(
         offsupport.adapt(Called(lambda x: x.flip(3)), "source")(images(3, 8, 8))
     with pytest.raises(ModelError, match="Mend it"):
         offsupport.adapt(Called(broken), "source")(images(3, 8, 8))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 8, 8), (2, 5, 8, 8), (0, 1, 8, 8)])
+def test_a_shape_the_model_cannot_take_is_said_before_anything_is_remembered(shape):
+    adapted = offsupport.adapt(NETWORKS["batch_norm"](), "tent", window=20)
+    run(adapted, stream(1))
+    before = adapted.snapshot(), dict(adapted.events), dict(adapted.passes)
+    with pytest.raises(InputError, match=r"does not take samples of shape .*channels") as error:
+        adapted(torch.rand(shape))
+    assert error.value.remedy
+    assert not changed(before[0], adapted.snapshot())
+    assert before[1:] == (adapted.events, adapted.passes)
+
+
+def test_a_sparse_batch_is_said():
+    adapted = offsupport.adapt(NETWORKS["batch_norm"](), "tent")
+    with pytest.raises(InputError, match="layout"):
+        adapted(torch.zeros(2, 3, 8, 8).to_sparse())

@@ -10,7 +10,7 @@ from torch import nn
 
 import offsupport
 from offsupport.core.checkpoints import load_tensors, save_tensors
-from offsupport.core.errors import FileError, SourceStatsError
+from offsupport.core.errors import FileError, OffsupportError, SourceStatsError
 from offsupport.engine.source_stats import SourceStats
 from offsupport.testing import NETWORKS, Case
 from offsupport.testing.case import all_same_bits, changed, quiet, run, same_bits, stream
@@ -98,6 +98,87 @@ def test_load_adapted_refuses_other_files(tmp_path):
         offsupport.load_adapted(NETWORKS["batch_norm"](), tmp_path / "absent.safetensors")
 
 
+# Crafted files: the checksum is right, the content is not -------------------------------------------------------------
+
+
+def crafted(path, change, manifest=lambda found: found):
+    """Rewrite a saved adapter with other tensors or another manifest, and a checksum that fits."""
+    tensors, found = load_tensors(path)
+    broken = path.with_name("crafted.safetensors")
+    save_tensors(broken, change(dict(tensors)), manifest(found))
+    return broken
+
+
+WEIGHT = "parameters/1.weight"
+TENSORS = {
+    "one number for all": (lambda t: t | {WEIGHT: torch.ones(1)}, r"parameters/1\.weight of shape \(1,\)"),
+    "a scalar": (lambda t: t | {WEIGHT: torch.tensor(1.0)}, r"parameters/1\.weight of shape \(\)"),
+    "NaN": (lambda t: t | {WEIGHT: t[WEIGHT] * float("nan")}, r"8 non-finite of 8 values in parameters/1\.weight"),
+    "truth values": (lambda t: t | {WEIGHT: t[WEIGHT] != 0}, r"parameters/1\.weight as bool"),
+    "integers": (lambda t: t | {WEIGHT: t[WEIGHT].int()}, r"parameters/1\.weight as int32"),
+    "another precision": (lambda t: t | {WEIGHT: t[WEIGHT].double()}, r"parameters/1\.weight as torch\.float64"),
+    "one is missing": (lambda t: without(t, WEIGHT), r"lacks parameters/1\.weight\."),
+    "two are missing": (lambda t: without(t, WEIGHT, "memory/fresh"), r"lacks .* and 1 more"),
+    "one too many": (lambda t: t | {"parameters/9.weight": torch.ones(8)}, r"also holds parameters/9\.weight"),
+    "of no part": (lambda t: t | {"x": torch.ones(8)}, "also holds x"),
+    "memory is missing": (lambda t: without(t, "memory/collapse"), "lacks memory/collapse"),
+    "memory of another shape": (lambda t: t | {"memory/fresh": torch.zeros(5)}, r"memory/fresh of shape \(5,\)"),
+    "memory with NaN": (lambda t: t | {"memory/window": t["memory/window"] * float("nan")}, "in memory/window"),
+    "no generator": (lambda t: without(t, "generator"), "lacks generator"),
+    "another generator": (lambda t: t | {"generator": torch.zeros_like(t["generator"])}, "no state of a random"),
+    "half of a moment": (lambda t: without(t, "optimizer/1.weight/exp_avg"), r"lacks optimizer/1\.weight/exp_avg"),
+    "a moment of another shape": (
+        lambda t: t | {"optimizer/1.weight/exp_avg": torch.zeros(1)},
+        r"optimizer/1\.weight/exp_avg of shape \(1,\)",
+    ),
+    "a moment of nothing": (lambda t: t | {"optimizer/0.weight/exp_avg": torch.zeros(1)}, "also holds optimizer/0"),
+}
+
+
+def without(tensors, *names):
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_crafted_adapter_is_refused_by_name_and_changes_nothing(saved, name):
+    change, word = TENSORS[name]
+    adapted = offsupport.adapt(NETWORKS["batch_norm"](), "tent", window=20)
+    run(adapted, stream(1, seed=5))
+    counted = dict(adapted.events), dict(adapted.passes)
+    refused(adapted, crafted(saved, change), word)
+    assert counted == (adapted.events, adapted.passes)
+
+
+@pytest.mark.parametrize("counters", [5, [], {"collapse": -1}, {"collapse": 1.5}, {"collapse": None}])
+@pytest.mark.parametrize("name", ["events", "passes"])
+def test_counters_that_are_none_are_refused(saved, name, counters):
+    adapted = offsupport.adapt(NETWORKS["batch_norm"](), "tent", window=20)
+    refused(adapted, crafted(saved, dict, lambda found: found | {name: counters}), "counts .* no events")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "word"),
+    [
+        (lambda found: found | {"config": 5}, "holds no adapter"),
+        (lambda found: found | {"method": ["tent"]}, "holds no adapter"),
+        (lambda found: found | {"config": {"model": 1}}, "has a hyper-parameter 'model'"),
+        (lambda found: found | {"config": {"inplace": True}}, "has a hyper-parameter 'inplace'"),
+        (lambda found: found | {"seed": 2**70}, "'seed' is out of range"),
+    ],
+)
+def test_a_crafted_set_up_is_refused(saved, manifest, word):
+    with pytest.raises(OffsupportError, match=word):
+        offsupport.load_adapted(NETWORKS["batch_norm"](), crafted(saved, dict, manifest))
+
+
+def test_a_file_from_before_the_first_step_loads(tmp_path):
+    offsupport.adapt(NETWORKS["batch_norm"](), "tent").save(tmp_path / "a.safetensors")
+    adapted = offsupport.adapt(NETWORKS["batch_norm"](), "tent")
+    run(adapted, stream(2))
+    adapted.load(tmp_path / "a.safetensors")
+    assert not changed(offsupport.adapt(NETWORKS["batch_norm"](), "tent").snapshot(), adapted.snapshot())
+
+
 # State dicts ---------------------------------------------------------------------------------------------------------
 
 
@@ -116,6 +197,27 @@ def test_a_state_dict_of_other_weights_or_another_method_is_refused_before_any_c
         with pytest.raises(FileError, match="state dict"):
             adapted.load_state_dict(given.state_dict())
         assert all_same_bits(before.values(), adapted.model.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda d: d | {"model.7.bias": torch.ones(1)}, r"model\.7\.bias of shape \(1,\)"),
+        (lambda d: d | {"model.7.bias": d["model.7.bias"] * float("nan")}, r"non-finite of 4 values in model\.7\.bias"),
+        (lambda d: without(d, "model.7.bias"), r"lacks model\.7\.bias"),
+        (lambda d: d | {"_extra_state": 5}, "is not one of an adapter"),
+        (lambda d: d | {"_extra_state": without(d["_extra_state"], "state")}, "is not one of an adapter"),
+    ],
+)
+def test_a_state_dict_is_loaded_whole_or_not_at_all(change, word):
+    given = offsupport.adapt(NETWORKS["batch_norm"](), "tent")
+    run(given, stream(2))
+    adapted = offsupport.adapt(NETWORKS["batch_norm"](), "tent")
+    before = adapted.snapshot(), [tensor.clone() for tensor in adapted.model.state_dict().values()]
+    with pytest.raises(FileError, match=word):
+        adapted.load_state_dict(change(dict(given.state_dict())))
+    assert not changed(before[0], adapted.snapshot())
+    assert all_same_bits(before[1], adapted.model.state_dict().values())
 
 
 # Damage --------------------------------------------------------------------------------------------------------------
@@ -233,3 +335,35 @@ def test_options_that_steer_the_stream_come_back(tmp_path):
     loaded = offsupport.load_adapted(net, tmp_path / "a.safetensors")
     assert loaded.options == saved.options
     assert set(loaded.parameters_adapted) == set(saved.parameters_adapted)
+
+
+# Crafted source statistics -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "manifest", "word"),
+    [
+        (lambda t: without(t, "class_mean"), dict, "lack class_mean"),
+        (lambda t: t | {"feature_cov": torch.ones(1)}, dict, r"hold feature_cov of shape \(1,\)"),
+        (lambda t: t | {"class_mean": t["class_mean"][0, 0].clone()}, dict, r"hold class_mean of shape \(\)"),
+        (lambda t: t | {"class_count": torch.ones(9)}, dict, r"hold class_count of shape \(9,\)"),
+        (lambda t: t | {"class_cov": t["class_cov"] * float("nan")}, dict, "non-finite of .* values in class_cov"),
+        (dict, lambda m: m | {"samples": "many"}, "holds no source statistics"),
+        (dict, lambda m: m | {"provenance": 5}, "holds no source statistics"),
+        (dict, lambda m: m | {"head": None}, "holds no source statistics"),
+    ],
+)
+def test_crafted_source_statistics_are_refused_by_name(tmp_path, change, manifest, word):
+    model, path = NETWORKS["batch_norm"](), tmp_path / "s.safetensors"
+    offsupport.source_stats(model, stream(2), "ttac").save(path)
+    with pytest.raises(OffsupportError, match=word) as error:
+        offsupport.adapt(model, "ttac", source=SourceStats.load(crafted(path, change, manifest)))
+    assert error.value.remedy
+
+
+def test_fisher_weights_of_another_shape_are_refused(tmp_path):
+    model, path = NETWORKS["batch_norm"](), tmp_path / "s.safetensors"
+    offsupport.source_stats(model, stream(2), "eata").save(path)
+    broken = crafted(path, lambda t: t | {"1.weight": torch.ones(1)})
+    with pytest.raises(FileError, match=r"1\.weight of shape \(1,\)"):
+        offsupport.adapt(model, "eata", source=SourceStats.load(broken))

@@ -194,3 +194,67 @@ def test_widths_and_stems_by_name():
     assert large.model.fc.out_features == 5
     with pytest.raises(ConfigError, match="has no channels"):
         build_network("resnet18x0.001", 10, "cifar10")
+
+
+# Files that say one thing and hold another.
+
+
+def saved(tmp_path, weights, **manifest):
+    path = tmp_path / "model.safetensors"
+    save_tensors(path, weights, {"network": NAME, "normalization": "cifar10", **manifest})
+    return f"file:{path}"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("model.conv1.weight", lambda t: t * float("nan"), r"108 non-finite of 108 values in conv1\.weight"),
+        ("model.bn1.running_var", lambda t: t + float("inf"), r"4 non-finite of 4 values in bn1\.running_var"),
+        ("model.conv1.weight", lambda t: t.double() * 1e300, r"non-finite of 108 values in conv1\.weight"),
+        ("model.conv1.weight", lambda t: t != 0, r"conv1\.weight as bool, and .* has float32"),
+        ("model.fc.weight", lambda t: t.int(), r"fc\.weight as int32, and .* has float32"),
+        ("model.bn1.weight", lambda t: t[:1].clone(), r"bn1\.weight of shape \(1,\), and .* has \(4,\)"),
+        ("model.fc.bias", lambda t: t[0].clone(), r"classifier has fc\.bias of shape \(\)"),
+        (
+            "model.fc.bias",
+            lambda t: torch.zeros(10**6),
+            r"fc\.bias of shape \(1000000,\) and weights of shape \(7, 32\)",
+        ),
+    ],
+)
+def test_weights_that_cannot_be_are_refused_by_name(tmp_path, model, name, change, message):
+    weights = model.state_dict()
+    with pytest.raises(FileError, match=message) as error:
+        load_model(saved(tmp_path, weights | {name: change(weights[name])}))
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    "manifest", [{"network": 5}, {"network": ["resnet18"]}, {"normalization": {}}, {"network": None}]
+)
+def test_a_file_that_names_no_network_is_said(tmp_path, model, manifest):
+    with pytest.raises(ModelError, match="does not say which network"):
+        load_model(saved(tmp_path, model.state_dict(), **manifest))
+
+
+@pytest.mark.parametrize("factor", ["65", "9999", "9" * 400])
+def test_a_network_that_no_memory_holds_is_not_built(tmp_path, model, factor):
+    with pytest.raises(ConfigError, match="too wide"):
+        load_model(saved(tmp_path, model.state_dict(), network=f"resnet18x{factor}"))
+    with pytest.raises(FileError, match=r"holds conv1\.weight of shape"):
+        load_model(saved(tmp_path, model.state_dict(), network="resnet18x64"))
+
+
+def test_tensors_under_two_names_and_half_of_a_projection_are_refused(tmp_path, model):
+    weights = model.state_dict()
+    with pytest.raises(FileError, match="twice"):
+        load_model(saved(tmp_path, weights | {"module.fc.bias": weights["model.fc.bias"] + 1}))
+    with pytest.raises(FileError, match="part of a projection head"):
+        load_model(saved(tmp_path, weights | {"projection.0.weight": torch.ones(3, 3)}))
+    with pytest.raises(FileError, match=r"its projection head has \(3,\)|lacks 0"):
+        load_model(saved(tmp_path, weights | {"projection.2.weight": torch.ones(3, 3)}))
+
+
+def test_counts_of_batches_in_another_type_do_not_matter(tmp_path, model):
+    halved = {name: tensor.half() for name, tensor in model.state_dict().items()}
+    assert torch.allclose(load_model(saved(tmp_path, halved))(X), model(X), atol=1e-2)

@@ -6,6 +6,7 @@ import pytest
 import offsupport
 from offsupport import zoo
 from offsupport.core.checkpoints import load_tensors, tensors_sha256
+from offsupport.core.errors import FileError
 from offsupport.core.files import sha256_file
 from offsupport.nn import WithProjection
 from offsupport.training import read_recipe
@@ -49,3 +50,15 @@ def test_the_accuracy_on_the_card_is_measured_again(name):
     right = correct(offsupport.load_model(f"zoo:{name}"), Examples.of(test))
     # The last bits of the logits differ between processors and thread counts.
     assert right / len(test) == pytest.approx(card["test"]["accuracy"], abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "5", "{}", '{"name": "a", "about": "b", "file_sha256": "c", "recipe": 5}', "[" * 200, "\xff"]
+)
+def test_a_card_that_is_none_is_said(tmp_path, monkeypatch, text):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "card.json").write_text(text, encoding="latin1")
+    monkeypatch.setattr(zoo, "_ROOT", tmp_path)
+    with pytest.raises(FileError, match=r"card\.json") as error:
+        zoo.card("mine")
+    assert error.value.remedy

@@ -236,15 +236,22 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
     if not path.is_file():
         raise DataMissingError(f"There is no file {path}.", "Give the path of a .npy or .csv file.")
     if path.suffix == ".npy":
+        from offsupport.data.stored import open_npy
+
         try:
-            return np.asarray(np.load(path, allow_pickle=False))
-        except (ValueError, EOFError) as error:
-            raise FileError(
-                f"{path} is not a plain array ({error}).", "Save it with numpy.save, without objects."
-            ) from error
+            array = np.array(open_npy(path))
+        except FileError as error:
+            raise FileError(error.message, "Save it with numpy.save, without objects.") from error
+        if not array.ndim:
+            raise FileError(f"{path} holds a single value.", "Save an array with one sample per row.")
+        return array
     if path.suffix == ".csv":
         return _read_csv(path)
     raise FileError(f"{path} is neither .npy nor .csv.", "Convert it, for example with numpy.save.")
+
+
+LONGEST = 100
+"""Characters of a word in a CSV file: an array gives every cell the room of the longest."""
 
 
 def _read_csv(path: Path) -> np.ndarray[Any, Any]:
@@ -252,13 +259,22 @@ def _read_csv(path: Path) -> np.ndarray[Any, Any]:
 
     import numpy as np
 
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.reader(file) if row]
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FileError(
+            f"{path} is not CSV in UTF-8 ({error}).", "Save it as CSV, UTF-8, one sample per line."
+        ) from error
     if not rows or any(len(row) != len(rows[0]) for row in rows):
         raise FileError(f"{path} has no rows, or rows of different lengths.", "Write one sample per line.")
     if len(rows) > 1 and _parsed_numbers(rows[1]) and not _parsed_numbers(rows[0]):
         rows = rows[1:]  # a header
-    table = np.array(rows, dtype=float) if all(map(_parsed_numbers, rows)) else np.array(rows)
+    numbers = all(map(_parsed_numbers, rows))
+    longest = max(len(cell) for row in rows for cell in row)
+    if not numbers and longest > LONGEST:
+        raise FileError(f"{path} has a field of {longest} characters.", f"Write labels of at most {LONGEST}.")
+    table = np.array(rows, dtype=float if numbers else str)
     return table[:, 0] if table.shape[1] == 1 else table
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from offsupport.core.errors import FileError
-from offsupport.core.files import canonical_json, write_bytes
+from offsupport.core.files import canonical_json, parse_json, write_bytes
 
 SCHEMA = 1
 _STRIDES = "strides"
@@ -42,17 +41,31 @@ def load_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            # Copied, as they lie in the file otherwise: whoever writes into that would change them, or end the process.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (safetensors.SafetensorError, OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} is not a safetensors file ({error}).", "Save it again.") from error
     text = header.get("manifest", "")
     if header.get("sha256") != _checksum(tensors, text):
         raise FileError(f"{path} is damaged or was not written by offsupport.", "Save it again.")
-    manifest = json.loads(text)
-    if manifest.pop("schema") != SCHEMA:
+    manifest = parse_manifest(text, path, "Save it again.")
+    if manifest.pop("schema", None) != SCHEMA:
         raise FileError(f"{path} was written by another version of offsupport.", "Save it again with this one.")
     strides = manifest.pop(_STRIDES, {})
+    if not isinstance(strides, dict):
+        raise FileError(f"The manifest of {path} has no layouts under {_STRIDES!r}.", "Save it again.")
     return {name: _laid_out(tensor, strides.get(name)) for name, tensor in tensors.items()}, manifest
+
+
+def parse_manifest(text: str, path: Path, remedy: str) -> dict[str, Any]:
+    """Return the manifest in the header of a file; whoever made the file may have written anything there."""
+    try:
+        manifest = parse_json(text)
+    except ValueError as error:
+        raise FileError(f"The manifest of {path} is not valid JSON ({error}).", remedy) from error
+    if not isinstance(manifest, dict):
+        raise FileError(f"The manifest of {path} is not a mapping.", remedy)
+    return manifest
 
 
 def _by_rows(tensor: Tensor) -> tuple[int, ...]:
@@ -60,9 +73,10 @@ def _by_rows(tensor: Tensor) -> tuple[int, ...]:
     return torch.empty(tensor.shape, device="meta").stride()
 
 
-def _laid_out(tensor: Tensor, strides: Sequence[int] | None) -> Tensor:
+def _laid_out(tensor: Tensor, strides: Any) -> Tensor:
     """Return a tensor in the memory layout it had: in another one the same numbers are rounded by other kernels."""
-    if strides is None or not _dense(tensor.shape, strides):
+    whole = isinstance(strides, list) and all(type(stride) is int for stride in strides)
+    if not whole or not _dense(tensor.shape, strides):
         return tensor
     return torch.empty_strided(tuple(tensor.shape), tuple(strides), dtype=tensor.dtype).copy_(tensor)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from offsupport.core.checkpoints import parse_manifest
 from offsupport.core.errors import FileError
 
 WRAPPERS = ("model", "state_dict", "net", "model_state_dict")
@@ -47,10 +47,11 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            # Copied, as they lie in the file otherwise: whoever writes into that would change them, or end the process.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (safetensors.SafetensorError, OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} is a damaged safetensors file ({error}).", _SAFE_REMEDY) from error
-    return tensors, json.loads(header.get("manifest", "{}"))
+    return tensors, parse_manifest(header.get("manifest", "{}"), path, _SAFE_REMEDY)
 
 
 def _read_torch(path: Path) -> Any:
@@ -79,3 +80,86 @@ def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
             "Save model.state_dict().",
         )
     return dict(tensors)
+
+
+# What a file must hold before anything is changed by it.
+
+
+def require_names(given: Mapping[str, Tensor], wanted: Iterable[str], where: str, remedy: str) -> None:
+    """Refuse tensors that are not those of ``wanted``, name by name.
+
+    Args:
+        given: The tensors of a file.
+        wanted: The names there must be.
+        where: The file.
+        remedy: What to do about another one.
+    """
+    names = list(wanted)
+    for problem, found in (
+        ("lacks", [name for name in names if name not in given]),
+        ("also holds", sorted(set(given) - set(names))),
+    ):
+        if found:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            raise FileError(f"{where} {problem} {found[0]}{more}.", remedy)
+
+
+def require_values(
+    given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str, owner: str, remedy: str
+) -> None:
+    """Refuse tensors that cannot take the place of those of the same name: by shape, type, and finiteness.
+
+    Copying would stretch a single number over a whole tensor, read truth values as zeros and ones, and take NaN.
+
+    Args:
+        given: The tensors of a file.
+        wanted: What they are to replace; names that are not given are left out.
+        where: The file.
+        owner: What has the wanted ones, for the error.
+        remedy: What to do about another shape.
+    """
+    for name, value in wanted.items():
+        if name not in given:
+            continue
+        tensor = given[name]
+        if tensor.shape != value.shape:
+            raise FileError(
+                f"{where} holds {name} of shape {tuple(tensor.shape)}, and {owner} has {tuple(value.shape)}.",
+                remedy,
+            )
+        if tensor.layout != torch.strided or tensor.is_quantized or _sort(tensor) != _sort(value):
+            raise FileError(
+                f"{where} holds {name} as {_said(tensor)}, and {owner} has {_said(value)}.",
+                "Save it as it was trained, without converting or quantising it.",
+            )
+        # Masks of minus infinity are a model's own, and come back as they went.
+        if value.is_meta or _finite(value).all():
+            require_finite({name: tensor.to(value.dtype)}, where)
+
+
+def require_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Refuse tensors with NaN or infinity among their values, by name."""
+    for name, tensor in tensors.items():
+        finite = _finite(tensor)
+        if not finite.all():
+            count = int((~finite).sum())
+            raise FileError(
+                f"{where} holds {count} non-finite of {tensor.numel()} values in {name}.",
+                "Take weights of a training that did not diverge; nothing was changed.",
+            )
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    # Floating types of eight bits and less know no isfinite.
+    return torch.isfinite(tensor.float() if tensor.is_floating_point() and tensor.element_size() < 2 else tensor)
+
+
+def _sort(tensor: Tensor) -> str:
+    if tensor.is_floating_point():
+        return "floating"
+    return "complex" if tensor.is_complex() else "bool" if tensor.dtype == torch.bool else "integer"
+
+
+def _said(tensor: Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return kind if tensor.layout == torch.strided else f"{kind} in the layout {tensor.layout}"

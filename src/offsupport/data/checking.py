@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from offsupport.core.errors import DataMissingError, FileError, OffsupportError
-from offsupport.core.files import read_json
 from offsupport.core.progress import progress
 from offsupport.data.catalog import DIGITS_FOLDER
 from offsupport.data.cifar import (
@@ -21,15 +20,15 @@ from offsupport.data.cifar import (
     Cifar,
     CifarLayout,
     StoredCorruption,
-    open_npy,
 )
 from offsupport.data.corruptions import CORRUPTIONS, STANDARD, list_corruptions
 from offsupport.data.dataset import Images
 from offsupport.data.digits import Digits
 from offsupport.data.folders import IMAGENET100, IMAGENET_CLASSES, list_images, sub_folders
-from offsupport.data.making import LAYOUTS, MANIFEST, PARTS, SEVERITIES, compare_file
+from offsupport.data.making import LAYOUTS, PARTS, SEVERITIES
 from offsupport.data.pictures import read_picture
 from offsupport.data.sheet import draw_grid
+from offsupport.data.stored import MANIFEST, Files, compare_file, open_npy, read_manifest, sums_name
 
 Sample: TypeAlias = Callable[[int], Images]
 """Reads one picture (height, width, 3): the n-th of its kind."""
@@ -78,28 +77,23 @@ class Finding:
 # Reading what ``data make`` wrote about its files.
 
 
-def read_manifest(folder: Path, finding: Finding) -> dict[str, Any]:
+def listed_by(folder: Path, finding: Finding) -> Files:
     """Return the files that a folder's manifest lists, and note what it says; empty without one."""
     if (folder / PARTS).is_dir():
         finding.notes.append("an unfinished `offsupport data make` is here; run it again to go on")
-    path = folder / MANIFEST
-    if not path.is_file():
+    try:
+        manifest = read_manifest(folder)
+    except FileError as error:
+        finding.damaged[MANIFEST] = f"is not a manifest ({error.message})"
+        return {}
+    if manifest is None:
         finding.notes.append("no manifest.json: sizes and types are checked, not content")
         return {}
-    try:
-        manifest = read_json(path)
-        recipe, files = manifest["recipe"], dict(manifest["files"])
-        whole = all(isinstance(entry["sha256"], str) and isinstance(entry["bytes"], int) for entry in files.values())
-        note = f"made by offsupport {recipe['offsupport']}, seed {recipe['seed']}, frost {recipe['frost']}"
-    except (FileError, KeyError, TypeError, ValueError) as error:
-        finding.damaged[MANIFEST] = f"is not a manifest ({error})"
-        return {}
-    if not whole:
-        finding.damaged[MANIFEST] = "is not a manifest"
-        return {}
-    finding.notes.append(note)
-    if manifest.get("skipped"):
+    made = {name: manifest["recipe"].get(name) for name in ("offsupport", "seed", "frost")}
+    finding.notes.append(f"made by offsupport {made['offsupport']}, seed {made['seed']}, frost {made['frost']}")
+    if manifest["skipped"]:
         finding.notes.append(f"{len(manifest['skipped'])} unreadable images were left out")
+    files: Files = manifest["files"]
     return files
 
 
@@ -144,7 +138,7 @@ def find_npy(folder: Path) -> Finding | None:
     if not stored and not (folder.name in _ROWS and (folder / "labels.npy").is_file()):
         return None
     finding = Finding(folder.name if folder.name in _ROWS else "corruptions as .npy", folder)
-    listed = read_manifest(folder, finding)
+    listed = listed_by(folder, finding)
     rows = _check_labels(folder, finding, listed)
     for name in stored:
         problem = _problem(folder, name, rows, listed)
@@ -157,7 +151,7 @@ def find_npy(folder: Path) -> Finding | None:
     return finding
 
 
-def _check_labels(folder: Path, finding: Finding, listed: dict[str, Any]) -> int | None:
+def _check_labels(folder: Path, finding: Finding, listed: Files) -> int | None:
     """Check ``labels.npy`` and return how many rows the files must have, if that is known."""
     path = folder / "labels.npy"
     expected = _ROWS[folder.name]() if folder.name in _ROWS else None
@@ -188,7 +182,7 @@ def _label_problem(labels: Any, expected: int | None) -> str:
     return "" if (blocks == blocks[0]).all() else "does not repeat the same labels for each severity"
 
 
-def _problem(folder: Path, name: str, rows: int | None, listed: dict[str, Any]) -> str:
+def _problem(folder: Path, name: str, rows: int | None, listed: Files) -> str:
     path = folder / f"{name}.npy"
     try:
         pixels = open_npy(path)
@@ -231,7 +225,7 @@ def find_tree(folder: Path) -> Finding | None:
     classes = sorted({sub for tree in trees.values() for sub in sub_folders(tree)})
     kind, expected = _kind(folder, classes)
     finding = Finding(kind, folder)
-    listed = read_manifest(folder, finding)
+    listed = listed_by(folder, finding)
     for name in [name for name in list_corruptions() if name in places or name in STANDARD]:
         _check_corruption(finding, name, trees, expected, listed)
     return finding
@@ -255,7 +249,7 @@ def _kind(folder: Path, classes: Sequence[str]) -> tuple[str, int]:
 
 
 def _check_corruption(
-    finding: Finding, name: str, trees: dict[tuple[str, int], Path], expected: int, listed: dict[str, Any]
+    finding: Finding, name: str, trees: dict[tuple[str, int], Path], expected: int, listed: Files
 ) -> None:
     before = len(finding.missing) + len(finding.damaged)
     for severity in SEVERITIES:
@@ -267,7 +261,7 @@ def _check_corruption(
         if len(classes) < expected:
             finding.missing.append(f"{name}/{severity}: {expected - len(classes)} of {expected} classes")
         files = [file for sub in classes for file in list_images(tree, sub)]
-        sums = f"checksums/{name}-{severity}.sha256"
+        sums = sums_name(name, severity)
         if sums in listed:
             finding.damaged |= LAYOUTS["imagenet-c"].problems(finding.path, {sums: listed[sums]})
         else:

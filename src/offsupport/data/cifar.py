@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from offsupport.core.errors import ConfigError, DataMissingError, FileError, nearest
 from offsupport.data.dataset import Arrays, Dataset, Images, Labels, Rows
+from offsupport.data.stored import open_npy, require_intact
 
 # Reading the pickles of CIFAR without running anything in them.
 #
@@ -257,7 +258,7 @@ class StoredCorruption(Dataset):
     """One corruption at one severity out of a CIFAR-C folder: rows (s-1)n to sn of ``<corruption>.npy``.
 
     The file is mapped for the length of each read only, so that the pages of many files do not add up. The hash is that
-    of the pixels and labels of this severity.
+    of the pixels and labels of this severity. A file that a manifest lists is held against it when it is first read.
 
     Args:
         folder: The folder of .npy files.
@@ -282,6 +283,7 @@ class StoredCorruption(Dataset):
     ) -> None:
         self.path = folder / f"{corruption}.npy"
         labels = open_npy(folder / "labels.npy")
+        require_intact(folder / "labels.npy")
         pixels = open_npy(self.path)
         shape = (rows, *image_size, 3)
         if pixels.dtype != np.uint8 or pixels.shape != shape:
@@ -303,22 +305,16 @@ class StoredCorruption(Dataset):
         rows = np.asarray(indices, dtype=np.int64)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise IndexError(f"rows must lie in 0 to {len(self) - 1}")  # else they would fall into another severity
-        return np.asarray(open_npy(self.path)[rows + self._first])
+        pixels = open_npy(self.path)
+        require_intact(self.path)  # hashed at the first read, and again only if it changed in between
+        if len(pixels) < self._first + len(self):
+            raise FileError(f"{self.path} became shorter while it was read.", "Leave it alone while it is in use.")
+        return np.asarray(pixels[rows + self._first])
 
 
 def find_folder(root: Path, name: str) -> Path:
     """Return ``root/name``, or ``root`` itself if that is its name."""
     return root if root.name == name and not (root / name).is_dir() else root / name
-
-
-def open_npy(path: Path) -> Any:
-    """Return a .npy file, memory-mapped; one that is missing, cut short or of Python objects is an error."""
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError as error:
-        raise DataMissingError(f"{path} is missing.", "Make it with `offsupport data make`.") from error
-    except (ValueError, EOFError, OSError, SyntaxError) as error:
-        raise FileError(f"{path} is damaged ({error}).", "Make it again, or get the official file again.") from error
 
 
 def stored_corruption(

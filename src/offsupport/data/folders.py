@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from offsupport.core.files import canonical_json, sha256_bytes
 from offsupport.data.corruptions import CORRUPTIONS
 from offsupport.data.dataset import Dataset, Images, Rows
 from offsupport.data.pictures import read_picture
+from offsupport.data.stored import listed_images, require_hash
 
 # The 100 ImageNet classes of Tian, Krishnan and Isola (Contrastive Multiview Coding, 2020).
 #
@@ -55,6 +56,7 @@ class Folder(Dataset):
         classes: The class folders to read; None for all of them.
         resize: Bring the shorter side to this length first (bilinear).
         crop: Cut a centred square of this side. Without it all images must have one size.
+        hashes: The sha256 that files must have when they are read, by relative path; of the others nothing is known.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Folder(Dataset):
         classes: Sequence[str] | None = None,
         resize: int | None = None,
         crop: int | None = None,
+        hashes: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
+        self.hashes = hashes or {}
         self.resize = resize
         self.crop = crop
         found = sub_folders(folder) if classes is None else list(classes)
@@ -93,6 +97,7 @@ class Folder(Dataset):
 
     def read(self, row: int) -> Images:
         """Return one image (height, width, 3)."""
+        require_hash(self.folder / self.files[row], self.hashes.get(self.files[row]))
         return read_picture(self.folder / self.files[row], self.resize, self.crop)
 
     def _hash(self) -> str:
@@ -162,7 +167,7 @@ def open_imagenet_c(root: Path, corruption: str, severity: int, classes: Sequenc
             f"{root}; {_best([place] if place else [])}.",
             "Unpack the official archive again, or make it with `offsupport data make`.",
         )
-    return Folder(place, f"{name}", classes=classes, crop=CROP)
+    return Folder(place, name, classes=classes, crop=CROP, hashes=listed_images(place))
 
 
 def find_imagenet_c(root: Path, corruption: str, severity: int, name: str) -> Path | None:

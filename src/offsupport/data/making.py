@@ -40,12 +40,18 @@ from offsupport.data.dataset import Dataset, Images
 from offsupport.data.folders import Folder, list_images, sub_folders
 from offsupport.data.pictures import encode_jpeg
 from offsupport.data.spec import StreamSpec
+from offsupport.data.stored import (
+    MANIFEST,
+    MANIFEST_FORMAT,
+    Files,
+    compare_file,
+    describe_file,
+    read_manifest,
+    sums_name,
+)
 
 PARTS = ".parts"
 SEVERITIES = range(1, STORED_SEVERITIES + 1)
-
-Files = dict[str, dict[str, Any]]
-"""Hash and size of each file, by its path relative to the data set's folder."""
 
 
 @dataclass(frozen=True)
@@ -131,20 +137,6 @@ class Layout(ABC):
         """Return what is wrong with the listed files, by path; empty if all are as the manifest says."""
 
 
-def describe_file(path: Path) -> dict[str, Any]:
-    """Return a file's entry of the manifest."""
-    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-
-
-def compare_file(path: Path, entry: dict[str, Any]) -> str:
-    """Return what is wrong with a file that the manifest lists; empty if nothing is."""
-    if not path.is_file():
-        return "is missing"
-    if path.stat().st_size != entry["bytes"]:
-        return f"has {path.stat().st_size} bytes instead of {entry['bytes']}"
-    return "" if sha256_file(path) == entry["sha256"] else "has another sha256 than the manifest says"
-
-
 # The layout of CIFAR-10-C: one .npy file per corruption with the five severities stacked, and the labels.
 
 
@@ -221,9 +213,6 @@ def _npy_part(request: MakeRequest, unit: Unit) -> Path:
 # hashes of those lists.
 
 
-CHECKSUMS = "checksums"
-
-
 class TreeLayout(Layout):
     """JPEG files in class folders, one tree per corruption and severity."""
 
@@ -269,14 +258,14 @@ class TreeLayout(Layout):
             if not final.is_dir():
                 final.parent.mkdir(exist_ok=True)
                 _tree_part(request, Unit(corruption, severity, "")).rename(final)
-            sums = request.folder / _sums(corruption, severity)
+            sums = request.folder / sums_name(corruption, severity)
             write_text(sums, _checksums(request.folder, final))
-            files[_sums(corruption, severity)] = describe_file(sums)
+            files[sums_name(corruption, severity)] = describe_file(sums)
         return files, _skipped(request, _final(request.folder, corruption, 1))
 
     def listed(self, corruption: str) -> list[str]:
         """The five lists of hashes."""
-        return [_sums(corruption, severity) for severity in SEVERITIES]
+        return [sums_name(corruption, severity) for severity in SEVERITIES]
 
     def clear(self, request: MakeRequest, corruption: str) -> None:
         """Nothing is left: the units were moved."""
@@ -348,10 +337,6 @@ def _final(folder: Path, corruption: str, severity: int) -> Path:
     return folder / corruption / str(severity)
 
 
-def _sums(corruption: str, severity: int) -> str:
-    return f"{CHECKSUMS}/{corruption}-{severity}.sha256"
-
-
 # Worker processes.
 
 
@@ -377,8 +362,6 @@ def _begin() -> None:
 # From a request to a manifest.
 
 
-MANIFEST_FORMAT = "offsupport-data-1"
-MANIFEST = "manifest.json"
 LAYOUTS: dict[str, Layout] = {
     "digits-c": NpyLayout(DIGITS_FOLDER),
     "cifar10-c": NpyLayout(CIFAR10.corrupted),
@@ -468,22 +451,18 @@ def _recipe(request: MakeRequest) -> dict[str, Any]:
 
 def _claim(request: MakeRequest, recipe: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest of an earlier run with this recipe, or a new one; a folder of other content is refused."""
-    path, begun = request.folder / MANIFEST, request.folder / PARTS / "recipe.json"
-    manifest: dict[str, Any] = {
-        "format": MANIFEST_FORMAT,
-        "recipe": recipe,
-        "made_with": _versions(),
-        "files": {},
-        "skipped": [],
-    }
-    if path.is_file():
-        manifest = read_json(path)
-    elif not begun.is_file() and any(not entry.name.startswith(".") for entry in request.folder.iterdir()):
-        raise FileError(
-            f"{request.folder} holds files that `offsupport data make` did not write.", "Choose another --out folder."
-        )
-    earlier = read_json(begun) if begun.is_file() else manifest.get("recipe")
-    if earlier != recipe or manifest.get("recipe") != recipe:
+    begun = request.folder / PARTS / "recipe.json"
+    manifest = read_manifest(request.folder)
+    if manifest is None:
+        if not begun.is_file() and any(not entry.name.startswith(".") for entry in request.folder.iterdir()):
+            raise FileError(
+                f"{request.folder} holds files that `offsupport data make` did not write.",
+                "Choose another --out folder.",
+            )
+        fixed = {"format": MANIFEST_FORMAT, "recipe": recipe, "made_with": _versions()}
+        manifest = {**fixed, "files": {}, "skipped": []}
+    earlier = read_json(begun) if begun.is_file() else manifest["recipe"]
+    if earlier != recipe or manifest["recipe"] != recipe:
         known = earlier if isinstance(earlier, dict) else {}
         changed = sorted(key for key in recipe.keys() | known.keys() if known.get(key) != recipe.get(key))
         raise FileError(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from offsupport.core.config import build
 from offsupport.core.errors import ConfigError, nearest
 
 Order: TypeAlias = Literal["iid", "sorted", "dirichlet"]
@@ -32,6 +33,14 @@ class Stage(NamedTuple):
     corruption: str | None
     severity: int
     """0 for clean data."""
+
+    @staticmethod
+    def from_json(values: list[Any]) -> Stage:
+        """Return what a file says of a domain; values of another kind are a TypeError."""
+        name, corruption, severity = values
+        if not (type(name) is str and type(severity) is int and (corruption is None or type(corruption) is str)):
+            raise TypeError(f"{values} is no domain")
+        return Stage(name, corruption, severity)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +114,13 @@ class StreamSpec:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> StreamSpec:
-        """Return the options that ``dataclasses.asdict`` wrote."""
+        """Return the options that ``dataclasses.asdict`` wrote; values of another kind are refused by name."""
         lists = {name: tuple(values[name]) for name in ("corruptions", "severities")}
-        return StreamSpec(**{**values, **lists})
+        spec = build(StreamSpec, {**values, **lists}, "the stream")
+        for name, kind in (("corruptions", str), ("severities", int)):
+            if not all(type(value) is kind for value in lists[name]):
+                raise ConfigError(f"The {name} of the stream are {list(lists[name])}.", f"Each is {kind.__name__}.")
+        return spec
 
     def check(self) -> None:
         """Refuse what no stream can be.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from offsupport.core.errors import DataMissingError, FileError
+from offsupport.core.errors import ConfigError, DataMissingError, FileError
 from offsupport.core.files import canonical_json, read_json, sha256_bytes, write_text
 from offsupport.data.catalog import Access
 from offsupport.data.corrupted import Corrupted
@@ -224,11 +224,11 @@ class Stream:
         saved = read_json(path)
         try:
             spec = StreamSpec.from_json(saved["recipe"])
-            domains = _open(spec, [Stage(*stage) for stage in saved["stages"]], root, arrays, frost_dir)
+            domains = _open(spec, [Stage.from_json(stage) for stage in saved["stages"]], root, arrays, frost_dir)
             plan = Plan(*(np.asarray(saved["plan"][part], dtype=np.int64) for part in Plan._fields))
             intact = saved["format"] == STREAM_FORMAT and plan.hash([d.name for d in domains]) == saved["order_hash"]
             data_hash = saved["sha256"]
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, ConfigError) as error:
             raise FileError(f"{path} is not a saved stream ({error}).", "Save it again with Stream.save.") from error
         stream = Stream(domains, plan, spec)
         if not intact or not _fits(plan, [len(domain.dataset) for domain in domains]):

@@ -81,6 +81,9 @@ class Adapter(Lifecycle, abc.ABC):
     augments: ClassVar[bool] = False
     """Whether the method augments images, so that it must know what a pixel is: [0, 1] and nothing else."""
 
+    source_shapes: ClassVar[dict[str, str]] = {}
+    """The source statistics it reads, with a letter for each side of them: equal letters are equal lengths."""
+
     config: MethodConfig
     unreached: frozenset[str] | set[str] = frozenset()
     """Adapted parameters that the last loss did not depend on; neither momentum nor a penalty may move them."""
@@ -116,6 +119,7 @@ class Adapter(Lifecycle, abc.ABC):
         self.monitor = CollapseMonitor()
         self.events = dict.fromkeys(EVENTS, 0)
         self.passes = {"forward": 0, "backward": 0}
+        self._taken: set[tuple[int, ...]] = set()
         self._start = self.snapshot()
 
     # What a method may say -------------------------------------------------------------------------------------------
@@ -266,6 +270,9 @@ class Adapter(Lifecycle, abc.ABC):
         if any(module.training for module in self.model.modules()):
             self.model.eval()
         check_input(x, self.model)
+        if tuple(x.shape[1:]) not in self._taken:
+            require_taken(self.model, x)  # before anything of it is counted or remembered
+            self._taken.add(tuple(x.shape[1:]))
         if self.augments:
             require_images(x, self.info.name)
         modes = (torch.inference_mode(False), torch.enable_grad(), self.autocast.suspended(self.device.type))
@@ -625,6 +632,8 @@ def check_input(x: Tensor, model: nn.Module) -> Tensor:
     """Return ``x`` when it is a batch that the model can take; refuse it otherwise."""
     if not isinstance(x, Tensor):
         raise InputError(f"A batch is a torch.Tensor, not {type(x).__name__}.", "Convert it: torch.as_tensor(x).")
+    if x.layout != torch.strided:
+        raise InputError(f"The batch has the layout {x.layout}.", "Convert it: x.to_dense().")
     device, dtype = device_and_dtype(model)
     if x.dtype != dtype:
         how = "x.float() / 255" if x.dtype == torch.uint8 else f"x.to({dtype})"
@@ -669,6 +678,19 @@ def _takes(model: nn.Module, x: Tensor) -> bool:
         return False
     # Where the logits are in another kind of output is not known here.
     return not isinstance(out, Tensor) or (out.dim() > 0 and len(out) == len(first))
+
+
+@torch.no_grad()
+def require_taken(model: nn.Module, x: Tensor) -> None:
+    """Refuse samples that a model cannot take, by trying the first; what it returns is another matter."""
+    shape = tuple(x.shape[1:])
+    try:
+        model(x[:1] if len(x) else x.new_zeros(1, *shape))
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"The model does not take samples of shape {shape} ({str(error).partition(chr(10))[0]}).",
+            "Give what it was trained on, such as images (N, channels, height, width).",
+        ) from error
 
 
 def check_output(out: Any, samples: int) -> Tensor:

@@ -67,6 +67,7 @@ class Options:
         require("window", self.window >= 0, "at least 0")
         known = self.input_range is None or (len(self.input_range) == 2 and _ascending(*self.input_range))
         require("input_range", known, "None, or the least and the greatest value of a pixel, as (0, 1)")
+        require("seed", -(2**63) <= self.seed < 2**64, "a number of 64 bits")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,8 @@ class StepConfig(BatchConfig):
 
 
 def _ascending(low: float, high: float) -> bool:
-    return math.isfinite(low) and math.isfinite(high) and low < high
+    numbers = all(isinstance(value, (int, float)) and math.isfinite(value) for value in (low, high))
+    return numbers and low < high
 
 
 def require(name: str, condition: bool, allowed: str) -> None:

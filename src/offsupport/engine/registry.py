@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError, nearest
 from offsupport.core.registry import Registry
+from offsupport.core.weights import require_values
 from offsupport.engine.adapter import Adapter, StepRejected, check_input, check_model
 from offsupport.engine.config import PIXELS, CollapseAction, MethodConfig, MethodInfo, Options, Range
 from offsupport.engine.guard import FirstNorm, channel_moments
@@ -278,3 +279,6 @@ def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None
     if info.source == "none":
         raise SourceStatsError(f"The method {info.name!r} uses no source statistics.", "Leave source out.")
     source.require(METHODS.plain(info.name), model_sha256(model), _features_of(info, model, head))
+    remake = "Make them again with the model that is adapted."
+    require_values(source.tensors, dict(model.named_parameters()), "The file of source statistics", "the model", remake)
+    source.require_shapes(METHODS[info.name].source_shapes)

@@ -18,6 +18,7 @@ from torch import Tensor
 from offsupport.augment import flip, random_resized_crop
 from offsupport.core.checkpoints import load_tensors, save_tensors
 from offsupport.core.errors import ConfigError, InputError, SourceStatsError, nearest
+from offsupport.core.weights import require_finite
 from offsupport.functional import outer_sums, pooled
 
 _MANIFEST = ("method", "model_sha256", "samples")
@@ -66,10 +67,13 @@ class SourceStats:
     def load(path: Path | str) -> SourceStats:
         """Read what :meth:`save` wrote."""
         tensors, manifest = load_tensors(path)
-        if set(manifest) - {"provenance", "head"} != set(_MANIFEST):
+        known = {"provenance": {}, "head": "", **manifest}
+        kinds = {"method": str, "model_sha256": str, "samples": int, "provenance": dict, "head": str}
+        if set(known) != set(kinds) or not all(type(known[name]) is kind for name, kind in kinds.items()):
             raise SourceStatsError(f"{path} holds no source statistics.", "Make them with offsupport.source_stats().")
         first_norm = tensors.pop(_FIRST_NORM, None)
-        return SourceStats(tensors=tensors, first_norm=first_norm, **manifest)
+        require_finite(tensors if first_norm is None else {**tensors, _FIRST_NORM: first_norm}, str(path))
+        return SourceStats(tensors=tensors, first_norm=first_norm, **known)
 
     def require(self, method: str, model_sha256: str, head: str) -> None:
         """Refuse to serve another method, other weights, or the features of another layer."""
@@ -88,6 +92,21 @@ class SourceStats:
                 f"These source statistics are of the inputs of {self.head!r}, and the classifier here is {head!r}.",
                 f'Pass head="{self.head}" to adapt() as well, or make them again.',
             )
+
+    def require_shapes(self, shapes: Mapping[str, str]) -> None:
+        """Refuse statistics that lack a tensor, or hold one in a shape that does not go with those before it.
+
+        Args:
+            shapes: What a method reads, with a letter for each side of it; ``KDD|KD`` may be either.
+        """
+        known: dict[str, int] = {}
+        for name, forms in shapes.items():
+            if name not in self.tensors:
+                raise SourceStatsError(f"These source statistics lack {name}.", "Make them again.")
+            shape = tuple(self.tensors[name].shape)
+            fitting = [form for form in forms.split("|") if len(form) == len(shape)]
+            if not fitting or any(known.setdefault(*side) != side[1] for side in zip(fitting[0], shape, strict=True)):
+                raise SourceStatsError(f"These source statistics hold {name} of shape {shape}.", "Make them again.")
 
 
 # The images that source statistics are made of: counted, transformed, and what is known of them.

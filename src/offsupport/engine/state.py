@@ -7,10 +7,11 @@ memory and the random generator make up a :class:`Snapshot`, and there is no oth
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,10 +21,12 @@ from torch import Tensor, nn
 from offsupport.core.checkpoints import load_tensors, save_tensors, tensors_sha256
 from offsupport.core.config import to_dict
 from offsupport.core.errors import FileError
+from offsupport.core.weights import require_finite, require_names, require_values
 from offsupport.engine.config import EVENTS, PIXELS, MethodConfig, MethodInfo, Options
 from offsupport.engine.precision import require_convertible
 from offsupport.engine.source_stats import SourceStats
 from offsupport.nn.inspect import device_and_dtype
+from offsupport.nn.projected import find_projection
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,7 +37,8 @@ Optimizer = torch.optim.Optimizer
 class Memory(dict[str, Tensor]):
     """Tensors a method carries from batch to batch, under names declared once.
 
-    Values are replaced, never changed in place, so that a shallow copy is a snapshot. An empty tensor is "not yet".
+    Values are replaced, never changed in place, so that a shallow copy is a snapshot. An empty tensor is "not yet";
+    what starts with a shape keeps it, and files in which it has another are refused.
     """
 
     def __setitem__(self, name: str, value: Tensor) -> None:
@@ -81,8 +85,8 @@ class Snapshot:
         """Undo :meth:`flat`."""
         parts: dict[str, dict[str, Tensor]] = {part: {} for part in _PARTS}
         for full, tensor in tensors.items():
-            if full != "generator":
-                part, _, name = full.partition("/")
+            part, _, name = full.partition("/")
+            if part in parts:
                 parts[part][name] = tensor
         return Snapshot(**parts, generator=tensors["generator"])
 
@@ -118,9 +122,7 @@ def restore(
         optimizer.state.clear()
         for full, tensor in snapshot.optimizer.items():
             name, _, key = full.rpartition("/")
-            # Files of 0.2.0 count a projection head among what SHOT adapts, though no prediction depends on it.
-            if name in parameters:
-                optimizer.state[parameters[name]][key] = tensor.clone()
+            optimizer.state[parameters[name]][key] = tensor.clone()
     for name in memory:
         # Cloned, as a snapshot may be restored again after the method went on from it.
         memory[name] = snapshot.memory[name].clone()
@@ -201,8 +203,13 @@ def save(adapter: Lifecycle, path: Path | str) -> None:
 def saved_set_up(path: Path | str) -> dict[str, Any]:
     """Return the method, options and hyper-parameters of a saved adapter, as keyword arguments of ``adapt``."""
     manifest = load_tensors(path)[1]
-    if not {"method", "config", *_OPTIONS} <= set(manifest):
+    whole = {"method", "config", *_OPTIONS} <= set(manifest)
+    if not whole or not isinstance(manifest["method"], str) or not isinstance(manifest["config"], dict):
         raise FileError(f"{path} holds no adapter.", "Give a file that Adapter.save() wrote.")
+    # What a caller says of the model is no hyper-parameter: a file must not say it in the caller's place.
+    odd = set(manifest["config"]) & {"model", "method", "preset", "source", *Options.__dataclass_fields__}
+    if odd:
+        raise FileError(f"{path} has a hyper-parameter {min(odd)!r}.", "Give a file that Adapter.save() wrote.")
     # Files of 0.2.0 do not say a range: then it is that of images.
     limits = manifest.get("input_range", PIXELS)
     options = {"input_range": tuple(limits) if isinstance(limits, list) else limits}
@@ -213,7 +220,85 @@ def load(adapter: Lifecycle, path: Path | str) -> None:
     """Read an adapter's state; see :meth:`Adapter.load`."""
     tensors, manifest = load_tensors(path)
     require_identity(adapter, manifest, str(path))
-    adapter.adopt(tensors, manifest)
+    adapter.adopt(tensors, manifest, str(path))
+
+
+# A file is checked whole before anything is changed by it: a load that fails leaves the adapter bit for bit as it was.
+
+
+_AGAIN = "Save it again from an adapter of this set-up; this one was not changed."
+
+
+def require_state(adapter: Lifecycle, tensors: Mapping[str, Tensor], where: str) -> Snapshot:
+    """Return the snapshot that flattened tensors make up, if it fits an adapter in every name, shape and type.
+
+    Args:
+        adapter: Who is to go on from it.
+        tensors: As :meth:`Snapshot.flat` names them.
+        where: Where they come from, for the error.
+    """
+    given = _without_projection(adapter, tensors)
+    start = {name: t for name, t in adapter._start.flat().items() if not name.startswith("optimizer/")}
+    wanted = start | _optimizer_wanted(adapter, given)
+    require_names(given, wanted, where, _AGAIN)
+    # Memory that starts empty gets its shape from the stream.
+    fixed = {name: tensor for name, tensor in wanted.items() if tensor.numel() or not name.startswith("memory/")}
+    require_values(given, fixed, where, "this adapter", _AGAIN)
+    other = [name for name in fixed if given[name].dtype != fixed[name].dtype]
+    if other:
+        types = f"{given[other[0]].dtype}, and this adapter has {fixed[other[0]].dtype}"
+        raise FileError(f"{where} holds {other[0]} as {types}.", _AGAIN)
+    require_finite({name: given[name] for name in wanted if name not in fixed}, where)
+    _require_generator(given["generator"], where)
+    return Snapshot.from_flat(given)
+
+
+def _without_projection(adapter: Lifecycle, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Leave a projection head out: files of 0.2.0 count it among what SHOT adapts, though nothing depends on it."""
+    head = find_projection(adapter.model)
+    inside = {id(parameter) for parameter in head.parameters()} if head else set()
+    names = {n for n, p in adapter.model.named_parameters() if id(p) in inside} - set(adapter.parameters_adapted)
+    gone = tuple(f"{part}/{name}" for part in ("parameters", "optimizer") for name in names)
+    return {full: tensor for full, tensor in tensors.items() if not full.startswith(gone or ("//",))}
+
+
+def _optimizer_wanted(adapter: Lifecycle, given: Iterable[str]) -> dict[str, Tensor]:
+    """Return what optimisers keep of each parameter that anything is given of: all or, before its first step, none."""
+    wanted: dict[str, Tensor] = {}
+    begun = {full.removeprefix("optimizer/").rpartition("/")[0] for full in given if full.startswith("optimizer/")}
+    for mark, optimizer in adapter.optimizers().items():
+        kept = _kept_by(optimizer)
+        for name, parameter in adapter.parameters_adapted.items():
+            if f"{mark}{name}" in begun:
+                full = {key: like if not like.dim() else parameter.detach() for key, like in kept.items()}
+                wanted |= {f"optimizer/{mark}{name}/{key}": like for key, like in full.items()}
+    return wanted
+
+
+def _kept_by(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what an optimiser keeps of a parameter of one number, (1,), after a step; counters are scalars."""
+    probe = nn.Parameter(torch.zeros(1))
+    probe.grad = torch.zeros(1)
+    twin = copy.copy(optimizer)
+    twin.state = collections.defaultdict(dict)
+    twin.param_groups = [{**optimizer.param_groups[0], "params": [probe]}]
+    twin.step()
+    return {key: value for key, value in twin.state[probe].items() if value is not None}
+
+
+def _require_generator(state: Tensor, where: str) -> None:
+    try:
+        torch.Generator().set_state(state)
+    except (RuntimeError, TypeError) as error:
+        raise FileError(f"{where} holds no state of a random generator ({error}).", _AGAIN) from error
+
+
+def _counted(counters: Any, names: Iterable[str], where: str) -> dict[str, int]:
+    """Return counters that a file holds; those it does not know are zero."""
+    named = isinstance(counters, Mapping) and all(isinstance(name, str) for name in counters)
+    if not named or not all(type(count) is int and count >= 0 for count in counters.values()):
+        raise FileError(f"{where} counts {counters!r}, which are no events by name.", _AGAIN)
+    return dict.fromkeys(names, 0) | dict(counters)
 
 
 # What an adapter can do with its state; the ritual of a batch, which changes it, is in adapter.py.
@@ -268,6 +353,10 @@ class Lifecycle(nn.Module):
     def predicting_parameters(self) -> Mapping[str, Tensor]:
         """Return the adapted parameters that predictions are made by, by name; with a teacher, the teacher's."""
         return self.parameters_adapted
+
+    def optimizers(self) -> dict[str, Optimizer]:
+        """Return the optimisers by what stands before a parameter's name in a snapshot: one, without a mark."""
+        return {} if self.optimizer is None else {"": self.optimizer}
 
     def snapshot(self) -> Snapshot:
         """Copy all adaptive state."""
@@ -331,12 +420,32 @@ class Lifecycle(nn.Module):
 
     def set_extra_state(self, extra: dict[str, Any]) -> None:
         """Undo :meth:`get_extra_state`; state of another method or of other weights is refused, before any change."""
-        require_identity(self, extra["identity"], "This state dict")
-        self.adopt(extra["state"], extra)
+        where = "This state dict"
+        if not isinstance(extra, Mapping) or not {"identity", "state", "events", "passes"} <= set(extra):
+            raise FileError(f"{where} is not one of an adapter.", "Give what state_dict() of an adapter returned.")
+        require_identity(self, extra["identity"], where)
+        self.adopt(extra["state"], extra, where)
 
-    def adopt(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
-        """Go on from a flattened snapshot and its counters, wherever the tensors come from."""
-        device = self.device
-        self.restore(Snapshot.from_flat(tensors).map(lambda tensor: tensor.to(device)))
-        self.events = dict.fromkeys(EVENTS, 0) | dict(counters["events"])
-        self.passes = dict(counters["passes"])
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load what ``state_dict`` returned, all of it or nothing."""
+        # torch copies tensor by tensor and complains at the end, with half of them changed.
+        own = {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
+        given = {name: value for name, value in state_dict.items() if isinstance(value, Tensor)}
+        if strict:
+            require_names(given, own, "This state dict", "Give what state_dict() of an adapter returned.")
+        require_values(given, own, "This state dict", "this adapter", _AGAIN)
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def adopt(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any], where: str) -> None:
+        """Go on from a flattened snapshot and its counters, wherever the tensors come from; refused, nothing changes.
+
+        Args:
+            tensors: As :meth:`Snapshot.flat` names them.
+            counters: ``events`` and ``passes``.
+            where: Where they come from, for the error.
+        """
+        snapshot, device = require_state(self, tensors, where), self.device
+        events = _counted(counters.get("events"), EVENTS, where)
+        passes = _counted(counters.get("passes"), ("forward", "backward"), where)
+        self.restore(snapshot.map(lambda tensor: tensor.to(device)))
+        self.events, self.passes = events, passes

@@ -304,6 +304,10 @@ class MaeTttEm(MaeTtt):
         separate = self.config.optimizers == "separate"
         self.second = self.config.make_optimizer(self.parameter_groups()) if separate else None
 
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Return the optimisers by what stands before a parameter's name in a snapshot."""
+        return super().optimizers() | ({} if self.second is None else {_SECOND: self.second})
+
     def restart(self) -> None:
         """Put the weights back to the source and forget all momentum."""
         super().restart()

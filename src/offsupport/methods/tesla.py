@@ -410,6 +410,7 @@ class TeslaS(Tesla):
     """TeSLA plus the symmetric Gaussian divergence of global feature moments."""
 
     config: TeslaSConfig
+    source_shapes: ClassVar[dict[str, str]] = {"feature_mean": "D", "feature_cov": "DD"}
     _cached: Source | None = None
 
     def initial_memory(self) -> dict[str, Tensor]:

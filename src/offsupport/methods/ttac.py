@@ -79,6 +79,13 @@ class Ttac(Following):
     """One step per batch down the symmetric divergences; the form without a queue of past images."""
 
     config: TtacConfig
+    source_shapes: ClassVar[dict[str, str]] = {
+        "feature_mean": "D",
+        "feature_cov": "DD",
+        "class_mean": "KD",
+        "class_cov": "KDD|KD",
+        "class_count": "K",
+    }
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "cifar10": {"lr": 1e-2, "scale": 0.05, "class_length": 128},
         "cifar100": {"lr": 1e-3, "scale": 0.5, "class_length": 64},

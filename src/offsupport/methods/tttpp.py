@@ -69,6 +69,11 @@ class Tttpp(Following):
 
     config: TttppConfig
     augments: ClassVar[bool] = True
+    source_shapes: ClassVar[dict[str, str]] = {
+        f"{part}_{name}": shape
+        for part, side in zip(PARTS, "DP", strict=True)
+        for name, shape in (("mean", side), ("cov", 2 * side), ("coral", ""), ("gap", ""))
+    }
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "cifar10": {"lr": 1e-2, "queue": 1536, "feature_scale": 0.05, "projection_scale": 0.2, "chance": "queue"},
         "cifar100": {"lr": 1e-4, "queue": 2048, "feature_scale": 5.0, "projection_scale": 20.0, "chance": "queue"},

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from offsupport import zoo
 from offsupport.core.errors import ConfigError, FileError, ModelError, nearest
-from offsupport.core.weights import read_weights
+from offsupport.core.weights import read_weights, require_names, require_values
 from offsupport.nn.inspect import best_layout
 from offsupport.nn.mae import SIZES, Head, MaskedAutoencoder, mae
 from offsupport.nn.normalized import (
@@ -32,6 +33,8 @@ from offsupport.nn.resnet import BasicBlock, ResNet, group_norm, resnet18, resne
 
 _RESNETS = {"resnet18": resnet18, "resnet26": resnet26, "resnet50": resnet50}
 _NAME = re.compile(r"(?P<base>[a-z]+\d+)(?:x(?P<factor>\d*\.?\d+))?(?P<stem>-imagenet)?(?P<norm>-gn)?")
+WIDEST = 64
+"""Times the published width that a network may have."""
 
 NORMALIZATIONS = {
     "cifar10": (CIFAR10_MEAN, CIFAR10_STD),
@@ -68,9 +71,12 @@ def _network(name: str, classes: int) -> nn.Module:
     if found is None or found["base"] not in _RESNETS:
         known = [*_RESNETS, "digits-small", *(f"mae-{size}" for size in SIZES)]
         raise ConfigError(f"Unknown network {name!r}.", nearest(name, known))
-    width = round(64 * float(found["factor"] or 1))
+    factor = float(found["factor"] or 1)
+    width = round(64 * min(factor, WIDEST + 1))
     if width < 1:
         raise ConfigError(f"The network {name!r} has no channels.", "Give a larger factor: resnet18x0.25.")
+    if factor > WIDEST:
+        raise ConfigError(f"The network {name!r} is too wide.", f"Give a factor of at most {WIDEST}.")
     # Narrow stages need several channels in a group, too: groups of one would be instance norm, which forgets contrast.
     norm = functools.partial(group_norm, most=max(1, width // 2)) if found["norm"] else nn.BatchNorm2d
     return _RESNETS[found["base"]](classes, width=width, stem="imagenet" if found["stem"] else "cifar", norm=norm)
@@ -81,6 +87,7 @@ def _network(name: str, classes: int) -> nn.Module:
 
 _DECODER = ("decoder", "mask_token")
 _CLASSIFIER = "classifier."
+_COUNT = "num_batches_tracked"
 _OTHER = "Is it another network, or one of another size?"
 
 
@@ -105,7 +112,7 @@ def load_weights(model: MaskedAutoencoder, weights: Mapping[str, Tensor], where:
     """Put weights into an autoencoder; a classifier that they lack keeps its values, anything else is an error."""
     own = model.state_dict()
     # Old files do not count the batches of running statistics; nothing depends on it.
-    missing = [name for name in own if name not in weights and not name.endswith("num_batches_tracked")]
+    missing = [name for name in own if name not in weights and not name.endswith(_COUNT)]
     encoder = [name for name in missing if not name.startswith((*_DECODER, _CLASSIFIER))]
     if encoder:
         raise FileError(
@@ -126,16 +133,11 @@ def load_weights(model: MaskedAutoencoder, weights: Mapping[str, Tensor], where:
             f"{where} holds part of a classifier: {len(classifier)} tensors are missing, the first is {classifier[0]}.",
             "Take a file with all of it, or one with none of it and train a new one.",
         )
-    for name in own:
-        if name in weights and weights[name].shape != own[name].shape:
-            raise FileError(
-                f"{where} holds {name} of shape {tuple(weights[name].shape)}, and this network has "
-                f"{tuple(own[name].shape)}.",
-                "Choose the size and the patch it was trained with.",
-            )
     unknown = [name for name in weights if name not in own]
     if unknown:
         raise FileError(f"{where} holds {unknown[0]}, which this network does not have.", _OTHER)
+    weights = _counted(weights)
+    require_values(weights, own, where, "this network", "Choose the size and the patch it was trained with.")
     model.load_state_dict({**own, **weights})
 
 
@@ -154,7 +156,19 @@ def _classifier(weights: Mapping[str, Tensor]) -> tuple[Head, int] | None:
     """Return kind and number of classes of the classifier among the weights."""
     kinds: dict[str, Head] = {"classifier.head": "vit", "classifier.1": "linear"}
     last = {f"{layer}.{tensor}": kind for layer, kind in kinds.items() for tensor in ("bias", "weight")}
-    return next(((kind, len(weights[name])) for name, kind in last.items() if name in weights), None)
+    return next(((kind, _rows(weights, name)) for name, kind in last.items() if name in weights), None)
+
+
+def _rows(weights: Mapping[str, Tensor], bias: str) -> int:
+    """Return the number of logits of a last layer; weight and bias must agree on it before a layer is made for it."""
+    logits = weights[bias].shape
+    weight = weights.get(f"{bias.rpartition('.')[0]}.weight", weights[bias])
+    if not logits or not weight.dim() or len(weight) != logits[0]:
+        raise FileError(
+            f"The classifier has {bias} of shape {tuple(logits)} and weights of shape {tuple(weight.shape)}.",
+            "They must have a row per class.",
+        )
+    return logits[0]
 
 
 def classes_of(weights: Mapping[str, Tensor], path: Path | str) -> int:
@@ -202,7 +216,7 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
     weights, manifest = read_weights(path)
     network = network or manifest.get("network")
     normalization = normalization or manifest.get("normalization")
-    if network is None or normalization is None:
+    if not (isinstance(network, str) and isinstance(normalization, str)):
         raise ModelError(
             f"{path} does not say which network its weights belong to.",
             'Say it: load_model("file:...", network="resnet50", normalization="cifar10").',
@@ -213,17 +227,30 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
         load_weights(model.get_submodule("model"), named, str(path))  # type: ignore[arg-type]
         return model.eval()
     body, head = split_layout(weights)
+    if len(body) + len(head) != len(weights):
+        raise FileError(f"{path} holds some tensors twice, under several prefixes.", "Save one state dict alone.")
     if "fc.bias" not in body:
         raise FileError(f"{path} holds no classifier ({', '.join(_CLASSIFIERS)}).", "Take weights saved with theirs.")
-    model = build_network(network, len(body["fc.bias"]), normalization)
-    _fill(model.get_submodule("model"), body, path, network)
+    classes = _rows(body, "fc.bias")
+    # Without memory first: a file may name a network that is far larger than itself.
+    with torch.device("meta"):
+        body = _fitting(_network(network, classes), body, path, network)
+    model = build_network(network, classes, normalization)
+    model.get_submodule("model").load_state_dict(body)
     model.to(memory_format=best_layout(model))  # type: ignore[call-overload]
-    if not head:
-        return model.eval()
-    width, features = head["2.weight"].shape
+    return (WithProjection(model, _projection(head, path)) if head else model).eval()
+
+
+def _projection(weights: dict[str, Tensor], path: Path) -> nn.Module:
+    last = weights.get("2.weight")
+    if last is None or last.dim() != 2:
+        raise FileError(f"{path} holds part of a projection head.", "Take a file with all of it, or with none of it.")
+    width, features = last.shape
+    with torch.device("meta"):
+        weights = _fitting(projection_head(features, width), weights, path, "its projection head")
     projection = projection_head(features, width)
-    _fill(projection, head, path, "projection head")
-    return WithProjection(model, projection).eval()
+    projection.load_state_dict(weights)
+    return projection
 
 
 def split_layout(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -246,25 +273,20 @@ def split_layout(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
     return body, head
 
 
-def _fill(module: nn.Module, weights: dict[str, Tensor], path: Path, what: str) -> None:
-    """Load weights that must fit; what does not is said by name."""
+def _fitting(module: nn.Module, weights: Mapping[str, Tensor], path: Path, what: str) -> dict[str, Tensor]:
+    """Return weights that fit a module, which need not have any memory; what does not fit is said by name."""
     own = module.state_dict()
     # Old files do not count the batches their averages were taken over; nothing depends on it.
-    weights = {**{name: own[name] for name in own if name.endswith("num_batches_tracked")}, **weights}
-    for problem, names in (
-        ("lacks", [name for name in own if name not in weights]),
-        ("also holds", [name for name in weights if name not in own]),
-    ):
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise FileError(f"{path} {problem} {names[0]}{more}.", f"It must hold the weights of {what}.")
-    for name, value in own.items():
-        if weights[name].shape != value.shape:
-            raise FileError(
-                f"{path} holds {name} of shape {tuple(weights[name].shape)}, and {what} has {tuple(value.shape)}.",
-                "Name the network these weights belong to.",
-            )
-    module.load_state_dict(weights)
+    counts = {name: torch.zeros((), dtype=torch.long, device="cpu") for name in own if name.endswith(_COUNT)}
+    weights = counts | _counted(weights)
+    require_names(weights, own, str(path), f"It must hold the weights of {what}.")
+    require_values(weights, own, str(path), what, "Name the network these weights belong to.")
+    return weights
+
+
+def _counted(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Leave counts of batches out that are no counts: who converts a whole state dict converts them as well."""
+    return {n: t for n, t in weights.items() if not n.endswith(_COUNT) or (t.dtype == torch.long and not t.dim())}
 
 
 def _from_timm(name: str) -> nn.Module:

@@ -111,11 +111,13 @@ def _built_in(name: str) -> BuiltIn:
 def _kept(source: BuiltIn, path: Path) -> nn.Module:
     """Load the weights in ``path``; the first to come trains them while the others wait."""
     from offsupport.core.checkpoints import load_tensors, save_tensors
+    from offsupport.core.weights import require_values
 
     with file_lock(path):
         with contextlib.suppress(FileError, RuntimeError):  # absent, damaged or of another network: train
             weights, _ = load_tensors(path)
             network = source.network()
+            require_values(weights, network.state_dict(), str(path), "this network", "Remove it.")
             network.load_state_dict(weights)
             return network.eval()
         save_tensors(path, source.train().state_dict(), {})

@@ -22,6 +22,7 @@ from offsupport.core.checkpoints import load_tensors, save_tensors, tensors_sha2
 from offsupport.core.errors import ConfigError, DataMissingError, FileError
 from offsupport.core.files import folder_lock, read_json, require_folder, sha256_file, write_json, write_text
 from offsupport.core.seeds import derive_seed
+from offsupport.core.weights import require_names, require_values
 from offsupport.data import Dataset, load
 from offsupport.functional import wilson
 from offsupport.nn import build_network
@@ -166,13 +167,19 @@ def resume(run: Run, folder: Path, identity: dict[str, Any]) -> None:
     if not path.is_file():
         return
     tensors, manifest = load_tensors(path)
-    if manifest["identity"] != identity:
-        changed = [key for key in identity if manifest["identity"].get(key) != identity[key]]
+    known = manifest.get("identity")
+    if not isinstance(known, dict) or not {"epoch", "log"} <= set(manifest):
+        raise FileError(f"{path} is no checkpoint of a training run.", "Remove it to start at the beginning.")
+    if known != identity:
+        changed = [key for key in identity if known.get(key) != identity[key]]
         raise FileError(
             f"{folder} holds a run with another {' and another '.join(changed)}.",
             "Continue it with what it was begun with, or give another folder.",
         )
-    run.objective.load_state_dict(_under("objective.", tensors))
+    weights, own = _under("objective.", tensors), run.objective.state_dict()
+    require_names(weights, own, str(path), "Remove it to start at the beginning.")
+    require_values(weights, own, str(path), "this run", "Remove it to start at the beginning.")
+    run.objective.load_state_dict(weights)
     for kind, key in _KINDS.items():
         values = _under(f"{kind}.", tensors)
         for name, parameter in run.objective.named_parameters():

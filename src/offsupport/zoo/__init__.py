@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from offsupport.core.errors import ConfigError, nearest
+from offsupport.core.errors import ConfigError, FileError, nearest
 from offsupport.core.files import read_json
 
 _ROOT = Path(__file__).parent
@@ -26,5 +26,20 @@ def card(name: str) -> dict[str, Any]:
     """Return what is known about a model: recipe, seed, command, data, accuracy and hashes."""
     if name not in names():
         raise ConfigError(f"The zoo has no model {name!r}.", nearest(name, names()))
-    found: dict[str, Any] = read_json(folder(name) / "card.json")
+    path = folder(name) / "card.json"
+    found: dict[str, Any] = read_json(path)
+    if not _is_card(found):
+        raise FileError(f"{path} is not the card of a model.", "Install offsupport again, or train the model again.")
     return found
+
+
+def _is_card(found: Any) -> bool:
+    """Whether everything is there that is read of a card, as the kind of value it is read as."""
+    if not isinstance(found, dict):
+        return False
+    recipe, test = found.get("recipe"), found.get("test")
+    words = all(isinstance(found.get(key), str) for key in ("name", "about", "file_sha256"))
+    trained = isinstance(recipe, dict) and isinstance(recipe.get("dataset"), str)
+    # A network that classifies nothing has no accuracy.
+    measured = test is None or (isinstance(test, dict) and type(test.get("accuracy")) in (int, float))
+    return words and trained and measured
