@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from offsupport.core.errors import ConfigError
 
-EVENTS = ("bad_input", "bad_loss", "bad_grad", "bad_param", "empty_selection", "small_batch", "collapse", "reset")
+EVENTS = (
+    *("bad_input", "bad_loss", "bad_grad", "bad_param", "empty_selection", "small_batch", "collapse", "reset"),
+    *("order", "disagreement"),
+)
 """What the guard of a stream counts."""
 
 CollapseAction = Literal["warn", "reset", "off"]
@@ -52,6 +55,7 @@ class Options:
     collapse: CollapseAction = "warn"
     seed: int = 0
     inplace: bool = False
+    monitor: bool = False
 
     def __post_init__(self) -> None:
         require("window", self.window >= 0, "at least 0")

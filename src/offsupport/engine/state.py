@@ -20,6 +20,7 @@ from offsupport.core.config import to_dict
 from offsupport.core.errors import FileError
 from offsupport.engine.config import EVENTS, MethodConfig, MethodInfo, Options
 from offsupport.engine.source_stats import SourceStats
+from offsupport.monitor import Alarms
 
 Optimizer = torch.optim.Optimizer
 
@@ -163,6 +164,7 @@ def identity(adapter: Lifecycle) -> dict[str, Any]:
         **{name: getattr(adapter.options, name) for name in _OPTIONS},
         "source_sha256": tensors_sha256(adapter.source.tensors) if adapter.source else None,
         "base_sha256": base_sha256(adapter),
+        **({"monitor": True} if adapter.options.monitor else {}),
     }
 
 
@@ -194,7 +196,8 @@ def saved_set_up(path: Path | str) -> dict[str, Any]:
     manifest = load_tensors(path)[1]
     if not {"method", "config", *_OPTIONS} <= set(manifest):
         raise FileError(f"{path} holds no adapter.", "Give a file that Adapter.save() wrote.")
-    return {**{name: manifest[name] for name in ("method", *_OPTIONS)}, **manifest["config"]}
+    later = {"monitor": True} if manifest.get("monitor") else {}
+    return {**{name: manifest[name] for name in ("method", *_OPTIONS)}, **later, **manifest["config"]}
 
 
 def load(adapter: Lifecycle, path: Path | str) -> None:
@@ -291,5 +294,8 @@ class Lifecycle(nn.Module):
     def adopt(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
         """Go on from a flattened snapshot and its counters, wherever the tensors come from."""
         device = self.device
+        # Files of 0.2.0 know one alarm and its memory; the others start anew.
+        tensors = {f"memory/{name}": value for name, value in Alarms.initial().items()} | dict(tensors)
         self.restore(Snapshot.from_flat(tensors).map(lambda tensor: tensor.to(device)))
-        self.events, self.passes = dict(counters["events"]), dict(counters["passes"])
+        self.events = dict.fromkeys(EVENTS, 0) | dict(counters["events"])
+        self.passes = dict(counters["passes"])
