@@ -5,8 +5,8 @@ said. Three ways, by what the stream allows:
 
 * In random order the source model is judged by transport (COTT): its predictions are matched with labels in the shares
   of the source. A shifted model favours classes, and that shows.
-* The adapted model has balanced classes by construction, so it is judged by its confidence, made steeper as simulated
-  shifts showed for this model and method.
+* The adapted model has balanced classes by construction, so it is judged by how many images it is sure of (ATC), and
+  the fall of that is made steeper as simulated shifts showed for this model and method.
 * Where images of a class come together, neighbours are further views of the same label: a hidden Markov chain over the
   source model's predictions tells the labels, and both models are held against those. Batch statistics make a model
   sure and wrong there, and nothing in its own confidence tells.
@@ -238,7 +238,7 @@ def _by_scores(window: Window, calibration: Calibration, source: Scale) -> _Judg
     n, law = window.images, calibration.law
     floor = 1 / len(law)
     before = max(floor / 2, source.transported(window.source, law))
-    after = max(floor / 2, adapted.sloped(window.adapted, law))
+    after = max(floor / 2, adapted.sloped(window.adapted))
     errors = [
         _root(constant, grows * max(0.0, scale.accuracy - value), _binomial(scale.accuracy, scale.samples))
         for (constant, grows), scale, value in (
@@ -246,6 +246,8 @@ def _by_scores(window: Window, calibration: Calibration, source: Scale) -> _Judg
             (MODEL_ERRORS["confidence"], adapted, after),
         )
     ]
+    # Shares of classes scatter by chance; transport takes part of that for errors.
+    errors[0] = _root(errors[0], 0.2 * float(np.sqrt(law * (1 - law) / n).sum()))
     if _same(window):
         after, errors[1] = before, errors[0]
     differ = 1 - _agreement(window)

@@ -26,6 +26,8 @@ Ints = npt.NDArray[np.int64]
 
 ENOUGH = 100
 """Fewer labelled clean images tell too little of an accuracy."""
+SLACK = 0.5
+"""By how many deviations the count of a class may exceed its share."""
 BLOCK = 1000
 """Images that are assigned to labels at a time: the cost grows with the cube."""
 USUAL_SLOPE, SLOPES = 1.5, (0.8, 4.0)
@@ -55,20 +57,19 @@ def atc_threshold(scores: Floats, right: npt.NDArray[np.bool_]) -> float:
     return float(ordered[min(int((~right).sum()), len(ordered) - 1)])
 
 
-def quotas(law: Floats, n: int) -> Ints:
-    """Return how many of ``n`` images each class gets by a law; largest remainders are rounded up."""
-    expected = law * n
-    whole = np.floor(expected).astype(np.int64)
-    order = np.argsort(whole - expected, kind="stable")
-    whole[order[: n - int(whole.sum())]] += 1
-    return whole
+def capacities(law: Floats, n: int) -> Ints:
+    """Return how many of ``n`` images each class may get by a law.
+
+    Drawn from the law, counts scatter; half a deviation more for every class keeps that from reading as errors.
+    """
+    return np.ceil(law * n + SLACK * np.sqrt(n * law * (1 - law)) - 1e-9).astype(np.int64)
 
 
 def transport_costs(probabilities: Floats, law: Floats) -> Floats:
     """Return 1 - p of the label each image gets when labels are handed out by a law at the least total cost (COT)."""
     costs = np.empty(len(probabilities))
     for block in np.array_split(np.arange(len(probabilities)), -(-len(probabilities) // BLOCK)):
-        labels = np.repeat(np.arange(len(law)), quotas(law, len(block)))
+        labels = np.repeat(np.arange(len(law)), capacities(law, len(block)))
         cost = 1.0 - probabilities[block][:, labels]
         rows, columns = linear_sum_assignment(cost)
         costs[block[rows]] = cost[rows, columns]
@@ -84,8 +85,7 @@ class Scale:
         threshold: The negative entropy that ATC counts from.
         transport: The cost up to which COTT counts.
         accuracy: On the clean images.
-        confidence: What :meth:`confident` says of the clean images.
-        slope: How much faster the error grows under a shift than the confidence falls.
+        slope: How much faster the accuracy falls under a shift than :meth:`confident` says.
         samples: How many labelled images.
     """
 
@@ -93,7 +93,6 @@ class Scale:
     threshold: float
     transport: float
     accuracy: float
-    confidence: float
     slope: float
     samples: int
 
@@ -105,26 +104,23 @@ class Scale:
         costs = np.sort(transport_costs(softmax(logits / t, axis=1), law))
         threshold = atc_threshold(negative_entropy(logits / t), right)
         cost = float(costs[max(0, int(right.sum()) - 1)])
-        plain = Scale(t, threshold, cost, float(right.mean()), 0.0, USUAL_SLOPE, len(labels))
-        plain = dataclasses.replace(plain, confidence=plain.confident(logits, law))
-        return dataclasses.replace(plain, slope=plain._slope(shifted, law)) if shifted else plain
+        plain = Scale(t, threshold, cost, float(right.mean()), USUAL_SLOPE, len(labels))
+        return dataclasses.replace(plain, slope=plain._slope(shifted)) if shifted else plain
 
-    def _slope(self, shifted: Sequence[tuple[Floats, Ints]], law: Floats) -> float:
-        fall = np.array([self.confidence - self.confident(logits, law) for logits, _ in shifted])
+    def _slope(self, shifted: Sequence[tuple[Floats, Ints]]) -> float:
+        fall = np.array([self.accuracy - self.confident(logits) for logits, _ in shifted])
         loss = np.array([self.accuracy - float((logits.argmax(1) == labels).mean()) for logits, labels in shifted])
         # Shifts that change nothing tell no slope: the usual one counts as much as a shift of five points.
         slope = (float(fall @ loss) + USUAL_SLOPE * 0.05**2) / (float(fall @ fall) + 0.05**2)
         return float(np.clip(slope, *SLOPES))
 
-    def confident(self, logits: Floats, law: Floats) -> float:
-        """Return the mean of what ATC and COT say of the accuracy; under a shift it falls too slowly."""
-        scaled = logits / self.temperature
-        atc = float((negative_entropy(scaled) >= self.threshold).mean())
-        return (atc + 1.0 - float(transport_costs(softmax(scaled, axis=1), law).mean())) / 2
+    def confident(self, logits: Floats) -> float:
+        """Return what ATC says of the accuracy: the share of images surer than the threshold."""
+        return float((negative_entropy(logits / self.temperature) >= self.threshold).mean())
 
-    def sloped(self, logits: Floats, law: Floats) -> float:
-        """Return the accuracy by the fall of confidence, made steeper as simulated shifts say."""
-        return self.accuracy - self.slope * (self.confidence - self.confident(logits, law))
+    def sloped(self, logits: Floats) -> float:
+        """Return the accuracy by what ATC says, its fall made steeper as simulated shifts showed."""
+        return self.accuracy - self.slope * (self.accuracy - self.confident(logits))
 
     def transported(self, logits: Floats, law: Floats) -> float:
         """Return what COTT says of the accuracy: right where the labels' law is known (Lu et al., 2023)."""
