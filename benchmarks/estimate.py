@@ -288,6 +288,7 @@ def main() -> None:
     parser.add_argument("--networks", type=Path)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "offsupport-estimate")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--tuning", action="store_true")
     parser.add_argument("--cached", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -296,7 +297,7 @@ def main() -> None:
     given.cache.mkdir(parents=True, exist_ok=True)
     answers = Answers(load("cifar10", given.data, split="test"), given.cache, given.networks, given.cached)
     conditions = TUNING if given.tuning else TEST
-    cells = [(n, c, o, m) for n in NETWORKS for m in METHODS for c in conditions for o in ORDERS]
+    cells = [(n, c, o, m) for n in NETWORKS for m in given.methods.split(",") for c in conditions for o in ORDERS]
     rows = []
     with progress("Estimates", len(cells)) as advance:
         for cell in cells:

@@ -42,9 +42,9 @@ STAYS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99)
 """Chances that the next image has the same label; the likeliest is taken."""
 SOFTENED = 2.0
 """Confidence under a shift is too high: in the chain, logits are divided by this once more."""
-MODEL_ERRORS = {"transport": (0.02, 0.05), "confidence": (0.02, 0.15), "chain": (0.012, 0.3)}
+MODEL_ERRORS = {"transport": (0.015, 0.05), "confidence": (0.02, 0.15), "chain": (0.008, 0.3)}
 """Standard error of each way, and how much it grows: with the fall of accuracy, for the chain with its doubt."""
-NEAR_CLEAN = 0.02
+NEAR_CLEAN = 0.006
 """What is known of clean images is believed up to this error per unit of the shift score."""
 SMALL = 0.03
 """A benefit that surely lies within this is neutral."""
@@ -247,7 +247,7 @@ def _by_scores(window: Window, calibration: Calibration, source: Scale) -> _Judg
         )
     ]
     # Shares of classes scatter by chance; transport takes part of that for errors.
-    errors[0] = _root(errors[0], 0.2 * float(np.sqrt(law * (1 - law) / n).sum()))
+    errors[0] = _root(errors[0], 0.15 * float(np.sqrt(law * (1 - law) / n).sum()))
     if _same(window):
         after, errors[1] = before, errors[0]
     differ = 1 - _agreement(window)

@@ -120,12 +120,16 @@ class Scale:
 
     def sloped(self, logits: Floats) -> float:
         """Return the accuracy by what ATC says, its fall made steeper as simulated shifts showed."""
-        return self.accuracy - self.slope * (self.accuracy - self.confident(logits))
+        return self._shrunk(self.accuracy - self.slope * (self.accuracy - self.confident(logits)), self.slope)
+
+    def _shrunk(self, value: float, slope: float = 1.0) -> float:
+        """Believe half of what exceeds the accuracy on clean images: no shift makes a model better, chance may."""
+        return value if value <= self.accuracy else self.accuracy + (value - self.accuracy) / (2 * slope)
 
     def transported(self, logits: Floats, law: Floats) -> float:
         """Return what COTT says of the accuracy: right where the labels' law is known (Lu et al., 2023)."""
         costs = transport_costs(softmax(logits / self.temperature, axis=1), law)
-        return float((costs <= self.transport).mean())
+        return self._shrunk(float((costs <= self.transport).mean()))
 
 
 @dataclasses.dataclass(frozen=True)
