@@ -202,11 +202,11 @@ def keep(path: Path, **arrays: Any) -> None:
     Path(file.name).rename(path)
 
 
-def fired(logits: Tensor) -> list[str]:
+def fired(logits: Tensor, x: Tensor) -> list[str]:
     """Return the alarms of a stream."""
     alarms, state, told = Alarms(), Alarms.initial(), set()
-    for batch in logits.split(BATCH):
-        state, now = alarms.observe(state, batch)
+    for batch, images in zip(logits.split(BATCH), x.split(BATCH), strict=True):
+        state, now = alarms.observe(state, batch, images)
         told |= set(now)
     return sorted(told)
 
@@ -234,7 +234,9 @@ def row(answers: Answers, name: str, condition: Condition, order: str, method: s
     }
     about = {"network": name, "corruption": condition.corruption, "severity": condition.severity, "order": order}
     rest = {"agreement": said.agreement, "shift": said.shift, "seen_order": said.order, "verdict": said.verdict}
-    alarms = {"alarms": fired(torch.from_numpy(adapted)) if method != "source" else []}
+    alarms = {
+        "alarms": fired(torch.from_numpy(adapted), answers.images(condition)[place]) if method != "source" else []
+    }
     return {**about, "method": method, "source": truth[0], "adapted": truth[1], **spans, **rest, **alarms}
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from offsupport.monitor import Alarms, CollapseMonitor, order_score, repeats
-from offsupport.monitor.alarms import labels_of, on, quarrel
+from offsupport.monitor import Alarms, CollapseMonitor, gathering, order_score, repeats
+from offsupport.monitor.alarms import labels_of, looks_of, on, quarrel
 from offsupport.testing import NETWORKS, Case, toy_images
 from offsupport.testing.case import run, same_bits
 
@@ -23,7 +23,7 @@ def watch(labels, batch=64, alarms=None, state=None):
     alarms, state, told = alarms or Alarms(), state or Alarms.initial(), []
     for part in torch.as_tensor(labels).split(batch):
         before = on(state["fired"])
-        state, now = alarms.observe(state, answers(part))
+        state, now = alarms.observe(state, answers(part), torch.empty(len(part), 0))
         told += [alarm for alarm in now if alarm not in before]
     return told, state
 
@@ -54,6 +54,35 @@ def test_nothing_is_said_of_one_class_or_of_few():
     assert repeats(torch.zeros(200, dtype=torch.long)) == 0.0
     assert repeats(torch.tensor([1, 1])) == 0.0
     assert order_score(torch.empty(0, dtype=torch.long)) == 0.0
+
+
+def test_looks_of_random_orders_have_deviation_one_and_gatherings_stand_out():
+    generator = torch.Generator().manual_seed(0)
+    scenes = torch.rand(5, 3, 8, 8, generator=generator)
+    place = torch.arange(250) // 50
+    x = scenes[place] + 0.5 * torch.rand(250, 3, 8, 8, generator=generator)
+    found = [gathering(looks_of(x[torch.randperm(250, generator=generator)])) for _ in range(200)]
+    assert abs(np.mean(found)) < 0.3
+    assert 0.7 < np.std(found) < 1.3
+    assert gathering(looks_of(x)) > 10
+    noise = torch.rand(250, 3, 8, 8, generator=generator)
+    noise[125:] = 0.3 * noise[125:] + 0.6
+    assert gathering(looks_of(noise)) < 3, "another light is no order"
+
+
+def test_sums_of_neighbours_are_those_of_plain_loops():
+    looks = torch.rand(40, 6, generator=torch.Generator().manual_seed(1)).double()
+    z = (looks - looks.mean(0)) / looks.std(0, correction=0)
+    pairs = [(i, j) for i in range(40) for j in range(i + 1, min(40, i + 6))]
+    alike = sum(float(z[i] @ z[j]) for i, j in pairs) + len(pairs) * 6 / 39
+    spread = math.sqrt(len(pairs) * float((z.T @ z / 40).square().sum()))
+    assert gathering(looks, lags=5) == pytest.approx(alike / spread)
+
+
+def test_there_are_no_looks_of_what_is_no_image_or_blank():
+    assert looks_of(torch.rand(3, 7)).shape == (3, 0)
+    assert gathering(torch.empty(100, 0)) == 0.0
+    assert gathering(looks_of(torch.zeros(100, 3, 8, 8))) == 0.0
 
 
 def test_a_class_that_takes_over_is_no_order():

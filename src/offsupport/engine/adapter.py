@@ -307,7 +307,7 @@ class Adapter(Lifecycle, abc.ABC):
         before = on(self.memory["fired"])
         watched = {name: self.memory[name] for name in self.alarms.initial()}
         quarrel = self.options.monitor and self.answers.quarrel(self.memory)
-        watched, alarms = self.alarms.observe(watched, logits, quarrel)
+        watched, alarms = self.alarms.observe(watched, logits, x, quarrel)
         self.memory.update(watched)
         resets = self.options.collapse == "reset"
         for alarm in alarms:

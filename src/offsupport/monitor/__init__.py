@@ -1,7 +1,7 @@
 """Accuracy without labels, one shift score, and alarms of streams that harm adaptation."""
 
 from offsupport.monitor.accuracy import Estimate, Interval, LastAnswers, Window, estimate, estimate_accuracy
-from offsupport.monitor.alarms import ALARMS, Alarms, CollapseMonitor, order_score, repeats
+from offsupport.monitor.alarms import ALARMS, Alarms, CollapseMonitor, gathering, order_score, repeats
 from offsupport.monitor.calibration import Calibration, calibrate
 from offsupport.monitor.shift import CleanMoments, shift_score
 
@@ -18,6 +18,7 @@ __all__ = [
     "calibrate",
     "estimate",
     "estimate_accuracy",
+    "gathering",
     "order_score",
     "repeats",
     "shift_score",

@@ -3,7 +3,8 @@
 Every method that shares anything between images supposes that they come in random order, and that what it learns from
 its own predictions does not feed on itself. Neither is promised, so each answer is looked at, without another pass:
 
-* ``order``: predictions repeat more often than their shares would give, so images of a class come together.
+* ``order``: predictions repeat more often than their shares would give, or images that look alike come together. The
+  second is needed because batch statistics of one class blur the predictions until no order is left in them.
 * ``collapse``: nearly all predictions fall into one class, or one class's share has grown far beyond its usual one.
 * ``disagreement``: the adapted model leaves the source model although the source model sees nothing new, or where the
   source model looks right (only where the source model's predictions are known).
@@ -30,6 +31,8 @@ RECENT = 256
 """Predictions in which repeats are counted."""
 LAGS = 16
 """How far apart two images of a repeat may be: batch statistics blur runs of single images, not stretches of them."""
+GRID = 4
+"""Looks of images are compared on a grid of this many colours a side."""
 FEWEST = 96
 """Fewer predictions say nothing of their order."""
 UNLIKELY = 6.0
@@ -131,6 +134,43 @@ def order_score(labels: Tensor) -> float:
     return repeats(left) if len(left) >= FEWEST // 2 else 0.0
 
 
+def looks_of(x: Tensor) -> Tensor:
+    """Return what images roughly look like, (N, D): four by four colours, each image standardised by itself.
+
+    So a change of light, contrast or noise does not count as a change of what is seen. Of anything but images (N, C, H,
+    W), nothing: (N, 0).
+    """
+    if x.dim() != 4:
+        return x.new_zeros(len(x), 0, dtype=torch.float32)
+    rough = torch.nn.functional.adaptive_avg_pool2d(x.float(), GRID).flatten(1)
+    rough = rough - rough.mean(1, keepdim=True)
+    return rough / (rough.square().mean(1, keepdim=True).sqrt() + 1e-3)
+
+
+def gathering(looks: Tensor, lags: int = LAGS) -> float:
+    """Return by how many deviations images that look alike stand close together, more than in a random order.
+
+    Summed are the products of standardised looks of all pairs at most ``lags`` apart. In a random order a pair's has
+    mean -D / (n - 1), and its variance is the sum of the squared correlations of the D values.
+    """
+    n, width = looks.shape
+    lags = min(lags, n // 4)
+    if lags < 1 or not width:
+        return 0.0
+    centred = looks.double() - looks.double().mean(0)
+    deviation = centred.square().mean(0).sqrt()
+    centred = centred[:, deviation > 1e-6] / deviation[deviation > 1e-6]
+    if not centred.shape[1]:
+        return 0.0
+    pairs = lags * n - lags * (lags + 1) // 2
+    # The sum over the images that follow each one, by differences of cumulative sums.
+    total = torch.cat([centred.new_zeros(1, centred.shape[1]), centred.cumsum(0)])
+    place = torch.arange(n, device=looks.device)
+    following = total[(place + lags + 1).clamp(max=n)] - total[place + 1]
+    alike = float((centred * following).sum()) + pairs * centred.shape[1] / (n - 1)
+    return alike / math.sqrt(pairs * float((centred.T @ centred / n).square().sum()))
+
+
 @dataclasses.dataclass(frozen=True)
 class Alarms:
     """Looks at every answer of an adapter and says when an alarm begins; its state is the adapter's."""
@@ -144,23 +184,27 @@ class Alarms:
             "collapse": torch.empty(0),
             "fired": torch.zeros(()),
             "recent": torch.empty(0, dtype=torch.long),
+            "looks": torch.empty(0),
             "usual": torch.empty(0),
             "looked": torch.zeros((), dtype=torch.long),
         }
 
     def observe(
-        self, state: Mapping[str, Tensor], logits: Tensor, disagreement: bool = False
+        self, state: Mapping[str, Tensor], logits: Tensor, x: Tensor, disagreement: bool = False
     ) -> tuple[dict[str, Tensor], list[Alarm]]:
-        """Take one more batch of logits.
+        """Take one more batch.
 
         Args:
             state: What :meth:`initial` or an earlier call returned.
             logits: The answers, (N, K) or (N, K, ...).
+            x: The images.
             disagreement: Whether the adapted model and the source model quarrel (:func:`quarrel`).
 
         Returns:
-            What to remember, and the alarms that are on, those that began with this batch first in :meth:`began`.
+            What to remember, and the alarms that are on.
         """
+        new, past = looks_of(x), state["looks"].to(logits.device)
+        looks = (torch.cat([past, new]) if past.shape[1:] == new.shape[1:] else new)[-RECENT:]
         recent = torch.cat([state["recent"].to(logits.device), labels_of(logits)])[-RECENT:]
         seen = self.collapse.observe(state["collapse"], logits)
         votes = torch.bincount(labels_of(logits), minlength=logits.shape[1]).to(seen.dtype)
@@ -171,13 +215,14 @@ class Alarms:
         now = before & {"order"}
         if int(looked) // EVERY > int(state["looked"]) // EVERY and len(recent) >= FEWEST:
             # Once on, it stays on until the order is plainly random again: one alarm per episode.
-            now = {"order"} if order_score(recent) > (UNLIKELY / 2 if now else UNLIKELY) else set()
+            score = max(order_score(recent), gathering(looks))
+            now = {"order"} if score > (UNLIKELY / 2 if now else UNLIKELY) else set()
         if self.collapse.collapsed(seen) or self._grows(seen, usual, now, before):
             now |= {"collapse"}
         now |= {"disagreement"} if disagreement else set()
         fired = torch.tensor(float(sum(1 << ALARMS.index(alarm) for alarm in now)))
-        kept = {"collapse": seen, "fired": fired, "recent": recent, "usual": usual, "looked": looked}
-        return kept, [alarm for alarm in ALARMS if alarm in now]
+        kept = {"recent": recent, "looks": looks, "usual": usual, "looked": looked}
+        return {"collapse": seen, "fired": fired} | kept, [alarm for alarm in ALARMS if alarm in now]
 
     def _grows(self, seen: Tensor, usual: Tensor, now: set[Alarm], before: set[Alarm]) -> bool:
         """Tell whether a class takes over; in a sorted stream classes do so in turn, and the order is told."""
@@ -215,8 +260,8 @@ def quarrel(adapted: Tensor, source: Tensor) -> bool:
 TOLD: dict[Alarm, str] = {
     "collapse": "one class takes over the last {window} predictions: the adaptation may have collapsed. {advice}",
     "order": (
-        "the last predictions repeat far more often than their shares give: images of one class seem to come together, "
-        "and what is learnt from a batch suits that class only. Shuffle the images where you can, or use a method that "
+        "the last images do not come in random order: those of one class seem to come together, and what is learnt "
+        "from a batch suits that class only. Shuffle the images where you can, or use a method that "
         'does not depend on their order, such as "source".'
     ),
     "disagreement": (
