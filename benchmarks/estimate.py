@@ -117,6 +117,7 @@ class Answers:
     def __init__(self, data: Dataset, cache: Path, folder: Path | None, only_kept: bool) -> None:
         self.data, self.cache, self.folder, self.only_kept = data, cache, folder, only_kept
         self.models: dict[str, nn.Module | None] = {}
+        self.known: dict[str, Calibration | None] = {}
 
     def model(self, name: str) -> nn.Module | None:
         """Return a network, loaded once."""
@@ -183,10 +184,15 @@ class Answers:
             return logits_found
 
     def calibration(self, name: str) -> Calibration | None:
-        """Return what is known of a network from clean images."""
+        """Return what is known of a network from clean images, read once."""
+        if name not in self.known:
+            self.known[name] = self._calibration(name)
+        return self.known[name]
+
+    def _calibration(self, name: str) -> Calibration | None:
         path = self.cache / f"{name}_calibration.safetensors"
-        model = self.model(name)
         if not path.exists():
+            model = self.model(name)
             if model is None:
                 return None
             rows = np.arange(CALIBRATION)

@@ -119,6 +119,7 @@ ALONE = {
     "core/weights.py": "reading weights of others without running code: a promise with tests of its own",
     "theory/ranking.py": "public: how well a score ranks shifts",
     "data/order.py": "in which order images come, apart from where they come from",
+    "monitor/accuracy.py": "accuracy without labels; public as offsupport.monitor, which is what its users import",
     "data/streams.py": "public as offsupport.data.stream, which is what its users import",
     "latent/extrapolator/manifold.py": "Theorem 1 with finite C: mathematics of its own",
 }

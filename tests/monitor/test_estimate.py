@@ -88,10 +88,10 @@ def test_the_chain_finds_labels_that_come_together_where_single_predictions_do_n
     assert label_chain(logits[shuffled], 1.0).stays <= 0.3
 
 
-@pytest.mark.parametrize("skill", [3.0, 2.0, 1.0])
-def test_the_accuracy_of_a_source_model_is_within_its_interval(skill):
+@pytest.mark.parametrize("favour", [0.0, 1.0, 3.0])
+def test_the_accuracy_of_a_source_model_is_within_its_interval(favour):
     calibration = Calibration.fit(*drawn(500, 3.0))
-    logits, labels = drawn(500, skill, seed=1)
+    logits, labels = drawn(500, 3.0, seed=1, favour=favour)
     found = estimate_accuracy(logits, calibration)
     assert found.low <= right(logits, labels) <= found.high
 

@@ -74,17 +74,16 @@ class CollapseMonitor:
         return float(state[1].max()) > self.share * weight and entropy < self.entropy * math.log(len(marginal))
 
     def growth(self, state: Tensor, usual: Tensor) -> float:
-        """Return how far one class's share exceeds its usual one, in units of what is still plausible.
+        """Return how far the largest share exceeds the largest usual one, in units of what is still plausible.
 
         1 is an alarm. ``usual`` are votes that fade slowly, (K,): while they hold little more than the recent ones,
-        nothing is said.
+        nothing is said. The largest is compared with the largest, so that the end of a collapse is none.
         """
         weight, before = float(state[1].sum()), float(usual.sum())
         if weight < 0.7 * self.window or before < 2 * self.window:
             return 0.0
-        now, share = state[1] / weight, usual / before
-        allowed = (UNLIKELY * (share * (1 - share) / self.window).sqrt()).clamp(min=GROWTH)
-        return float(((now - share) / allowed).max())
+        now, share = float(state[1].max()) / weight, float(usual.max()) / before
+        return (now - share) / max(GROWTH, UNLIKELY * math.sqrt(share * (1 - share) / self.window))
 
 
 def labels_of(logits: Tensor) -> Tensor:

@@ -270,7 +270,8 @@ def marks_of(x: Tensor) -> Ints:
     """Return a hash of each image, (N,)."""
     data = x.detach().cpu().contiguous().flatten(1)
     digests = [hashlib.blake2b(row.view(torch.uint8).numpy().tobytes(), digest_size=8).digest() for row in data]
-    return np.frombuffer(b"".join(digests), dtype=np.int64).copy()
+    marks: Ints = np.frombuffer(b"".join(digests), dtype=np.int64).copy()
+    return marks
 
 
 def simulated_shifts(x: Tensor) -> Iterator[Tensor]:
