@@ -305,9 +305,8 @@ class Adapter(Lifecycle, abc.ABC):
         if self.options.collapse == "off" or self.config.independent:
             return
         before = on(self.memory["fired"])
-        watched = {name: self.memory[name] for name in self.alarms.initial()}
         quarrel = self.options.monitor and self.answers.quarrel(self.memory)
-        watched, alarms = self.alarms.observe(watched, logits, x, quarrel)
+        watched, alarms = self.alarms.observe(self.memory, logits, x, quarrel)
         self.memory.update(watched)
         resets = self.options.collapse == "reset"
         for alarm in alarms:

@@ -41,7 +41,7 @@ USUAL = 2048
 """Predictions over which the usual share of a class is averaged."""
 GROWTH = 0.15
 """A class's share is expected to stay within this of its usual one."""
-EVERY = 16
+EVERY = 64
 """Streams of single images are looked at once per this many."""
 
 
@@ -204,9 +204,10 @@ class Alarms:
         """
         new, past = looks_of(x), state["looks"].to(logits.device)
         looks = (torch.cat([past, new]) if past.shape[1:] == new.shape[1:] else new)[-RECENT:]
-        recent = torch.cat([state["recent"].to(logits.device), labels_of(logits)])[-RECENT:]
+        labels = labels_of(logits)
+        recent = torch.cat([state["recent"].to(logits.device), labels])[-RECENT:]
         seen = self.collapse.observe(state["collapse"], logits)
-        votes = torch.bincount(labels_of(logits), minlength=logits.shape[1]).to(seen.dtype)
+        votes = torch.bincount(labels, minlength=logits.shape[1]).to(seen.dtype)
         fade = math.exp(-len(logits) / USUAL)
         usual = votes if state["usual"].numel() == 0 else state["usual"] * fade + votes
         looked = state["looked"] + len(logits)
