@@ -32,6 +32,7 @@ _ROOMS = (
     "functional",
     "latent",
     "methods",
+    "monitor",
     "nn",
     "results",
     "serving",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from offsupport import functional as functional
     from offsupport import latent as latent
     from offsupport import methods as methods
+    from offsupport import monitor as monitor
     from offsupport import nn as nn
     from offsupport import results as results
     from offsupport import serving as serving

@@ -8,7 +8,7 @@ What a batch goes through, in the order of :meth:`Adapter.forward`:
 3. With ``window=N`` past images fill it up; a step is due once per N new images.
 4. A batch below ``min_batch`` is predicted without a step, by blended batch-norm statistics.
 5. Otherwise the method's :meth:`Adapter.step` runs under a guard: a non-finite loss, gradient or parameter undoes it.
-6. Logits are never non-finite, and a collapse of the predictions into one class is noticed.
+6. Logits are never non-finite, and alarms tell of an order of the images and of a collapse into one class.
 
 One call at a time: threads wait for each other. A call that fails, by whatever error, leaves all adaptive state as it
 was. Below the classes stand how bad steps are undone and what is refused.
@@ -22,7 +22,6 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, final
@@ -49,8 +48,18 @@ from offsupport.engine.precision import SCALE, Autocast, refuse_half, single_nor
 from offsupport.engine.source_stats import SourceStats
 from offsupport.engine.state import Lifecycle, Memory, Turn
 from offsupport.functional import as_rows
+from offsupport.monitor import Alarms, Calibration, Estimate, LastAnswers
+from offsupport.monitor.alarms import on, tell
+from offsupport.monitor.shift import seen_by_layers
 from offsupport.nn.inspect import capture_input, device_and_dtype, find_head, input_rank, single
-from offsupport.nn.norm import NormStatistics, Statistics, adopt_batch_norm, affine_parameters, norm_layers
+from offsupport.nn.norm import (
+    NormStatistics,
+    Statistics,
+    adopt_batch_norm,
+    affine_parameters,
+    capture_means,
+    norm_layers,
+)
 
 WIDEST = 8192
 """Features with more coordinates have a covariance of more than 256 MB: they are refused."""
@@ -81,6 +90,8 @@ class Adapter(Lifecycle, abc.ABC):
     augments: ClassVar[bool] = False
     """Whether the method augments images, so that it must know what a pixel is: [0, 1] and nothing else."""
 
+    any_order: ClassVar[bool] = False
+    """Whether the order of the images does it no harm, so that a sorted stream is no cause for alarm."""
     source_shapes: ClassVar[dict[str, str]] = {}
     """The source statistics it reads, with a letter for each side of them: equal letters are equal lengths."""
 
@@ -100,7 +111,9 @@ class Adapter(Lifecycle, abc.ABC):
         self.config = config
         self.options = options
         self.model = (model if options.inplace else copy.deepcopy(model)).eval()
-        self.source = None if source is None else source.to(self.device)
+        # What only the monitor uses is no source statistics to the method.
+        self.source = None if source is None or not source.tensors else source.to(self.device)
+        self.answers = LastAnswers(None if source is None else Calibration.of(source.calibration, source.method))
         self.autocast = Autocast()
         self._returned = torch.get_default_dtype()
         self.norm_statistics = adopt_batch_norm(self.model)
@@ -111,12 +124,10 @@ class Adapter(Lifecycle, abc.ABC):
         single_norms(self.model)
         self._set_up_batches()
         # Names in the memory are names in saved files.
-        self.memory = Memory(
-            {"collapse": torch.empty(0), "fired": torch.zeros(()), "window": torch.empty(0), "fresh": torch.zeros(())}
-            | self.initial_memory()
-        )
+        self.alarms = Alarms()
+        watched = self.alarms.initial() | (LastAnswers.initial() if options.monitor else {})
+        self.memory = Memory(watched | {"window": torch.empty(0), "fresh": torch.zeros(())} | self.initial_memory())
         self.generator = torch.Generator().manual_seed(options.seed)
-        self.monitor = CollapseMonitor()
         self.events = dict.fromkeys(EVENTS, 0)
         self.passes = {"forward": 0, "backward": 0}
         self._taken: set[tuple[int, ...]] = set()
@@ -366,7 +377,7 @@ class Adapter(Lifecycle, abc.ABC):
             logits = self._guarded_step(batch) if due else self.predict(batch)
         # The newest images stand last in the window; only they are answered.
         logits = self._finite_logits(logits[-len(x) :].detach(), x)
-        self._watch(logits)
+        self._watch(x, logits)
         return logits
 
     def _with_past(self, x: Tensor) -> tuple[Tensor, bool]:
@@ -414,23 +425,46 @@ class Adapter(Lifecycle, abc.ABC):
         logits[broken] = self._source_logits(x[broken])
         return logits
 
-    def _watch(self, logits: Tensor) -> None:
-        if self.options.collapse == "off" or not self.parameters_adapted:
+    def _watch(self, x: Tensor, logits: Tensor) -> None:
+        """Remember the answers for an estimate, and tell once per episode what is wrong with the stream."""
+        if self.options.monitor:
+            self.memory.update(self.answers.add(self.memory, x, logits, *self.source_view(x)))
+        if self.options.collapse == "off" or self.config.independent:
             return
-        seen = self.monitor.observe(self.memory["collapse"], logits)
-        collapsed = self.monitor.collapsed(seen)
-        warned = bool(self.memory["fired"])
-        self.memory.update({"collapse": seen, "fired": torch.tensor(float(collapsed))})
-        if collapsed and not warned:  # once for each collapse, not for each batch of it
-            self.count("collapse")
-            advice = "It is reset." if self.options.collapse == "reset" else 'Lower lr, or pass collapse="reset".'
-            warnings.warn(
-                f"{self.info.name}: nearly all of the last {self.monitor.window} predictions fall into one class: "
-                f"the adaptation may have collapsed. {advice}",
-                stacklevel=6,
-            )
-        if collapsed and self.options.collapse == "reset":
+        before = on(self.memory["fired"])
+        quarrel = self.options.monitor and self.answers.quarrel(self.memory)
+        watched, alarms = self.alarms.observe(self.memory, logits, x, quarrel)
+        self.memory.update(watched)
+        resets = self.options.collapse == "reset"
+        for alarm in alarms:
+            if alarm == "order" and self.any_order:
+                continue
+            if alarm not in before:  # once for each episode, not for each batch of it
+                self.count(alarm)
+                told = tell(alarm, self.info.name, self.alarms.collapse.window, resets)
+                warnings.warn(told, stacklevel=6)
+        if resets and "collapse" in alarms:
             self.recover()
+
+    @torch.no_grad()
+    def source_view(self, x: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """Return logits of the source model, and what its layers see: channel means (N, C), and the layers' widths."""
+        with capture_means(self.model) as means:
+            logits = self._source_logits(x)
+        return logits, *seen_by_layers(means, logits)
+
+    def estimate(self) -> Estimate:
+        """Say how often the source model and the adapted one are right on the last images, without labels.
+
+        Needs ``adapt(..., monitor=True)``; accuracies need ``source=source_stats(..., labels=labels)``, too.
+        """
+        if not self.options.monitor:
+            raise ConfigError(
+                "This adapter does not watch the source model, so there is nothing to compare with.",
+                f'Make it with offsupport.adapt(model, "{self.info.name}", monitor=True).',
+            )
+        with self.turn:
+            return self.answers.estimate(self.memory)
 
     # Set-up ----------------------------------------------------------------------------------------------------------
 
@@ -540,7 +574,7 @@ def draws_for(x: Tensor, purpose: str, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(purpose, seed, content))
 
 
-# The guard of steps: bad ones are undone, collapse is noticed.
+# The guard of steps: bad ones are undone.
 
 
 class StepRejected(Exception):  # noqa: N818 (control flow between a method's step and the base, never the user's error)
@@ -577,35 +611,6 @@ def all_finite(tensors: list[Tensor]) -> bool:
     # One answer for all: `bool` of each would wait for the device, and `isfinite` makes a copy of each.
     sums = torch.stack([tensor.sum().to(tensors[0].device) for tensor in tensors])
     return bool(sums.isfinite().all()) or all(bool(tensor.isfinite().all()) for tensor in tensors)
-
-
-@dataclasses.dataclass(frozen=True)
-class CollapseMonitor:
-    """Notices that nearly all recent predictions fall into one class.
-
-    Predictions are averaged with weights that fade over about ``window`` samples. A collapse is a largest class share
-    above ``share`` together with a marginal entropy below ``entropy`` of its maximum ln K.
-    """
-
-    window: int = 256
-    share: float = 0.95
-    entropy: float = 0.25
-
-    def observe(self, state: Tensor, logits: Tensor) -> Tensor:
-        """Return the faded sums of probabilities and of votes, (2, K), after one more batch; empty at the start."""
-        rows = as_rows(logits).float()
-        votes = torch.bincount(rows.argmax(1), minlength=rows.shape[1]).to(rows.dtype)
-        seen = torch.stack([rows.softmax(1).sum(0), votes]) * (len(logits) / len(rows))
-        return seen if state.numel() == 0 else state * math.exp(-len(logits) / self.window) + seen
-
-    def collapsed(self, state: Tensor) -> bool:
-        """Tell whether what was observed is a collapse; never before most of a window was seen."""
-        weight = float(state[1].sum())
-        if weight < 0.7 * self.window:
-            return False
-        marginal = state[0] / weight
-        entropy = float(torch.special.entr(marginal).sum())
-        return float(state[1].max()) > self.share * weight and entropy < self.entropy * math.log(len(marginal))
 
 
 # Refusals with a reason: of models a method cannot adapt, of inputs and outputs that are not what they should be.

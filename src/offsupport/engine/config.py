@@ -14,7 +14,7 @@ from offsupport.core.errors import ConfigError
 
 EVENTS = (
     *("bad_input", "bad_loss", "bad_grad", "bad_param", "empty_selection", "small_batch", "collapse", "reset"),
-    *("out_of_range",),
+    *("out_of_range", "order", "disagreement"),
 )
 """What the guard of a stream counts."""
 
@@ -62,6 +62,7 @@ class Options:
     seed: int = 0
     inplace: bool = False
     input_range: tuple[float, float] | None = PIXELS
+    monitor: bool = False
 
     def __post_init__(self) -> None:
         require("window", self.window >= 0, "at least 0")

@@ -8,6 +8,7 @@ method is made of another (:meth:`Methods.register_suffix`), so that this module
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, overload
@@ -22,8 +23,10 @@ from offsupport.core.weights import require_values
 from offsupport.engine.adapter import Adapter, StepRejected, check_input, check_model
 from offsupport.engine.config import PIXELS, CollapseAction, MethodConfig, MethodInfo, Options, Range
 from offsupport.engine.guard import FirstNorm, channel_moments
-from offsupport.engine.source_stats import SourceImages, SourceStats, Transform
+from offsupport.engine.source_stats import Sample, SourceImages, SourceStats, Transform
 from offsupport.engine.state import model_sha256, saved_set_up
+from offsupport.monitor import calibrate
+from offsupport.monitor.calibration import BATCH
 from offsupport.nn.inspect import find_head
 
 PUBLISHED, NARROW = "cifar10", "cifar10-small"
@@ -122,6 +125,7 @@ def adapt(
     seed: int = 0,
     inplace: bool = False,
     input_range: Range | None = PIXELS,
+    monitor: bool = False,
     **hyper: Any,
 ) -> Adapter:
     """Wrap a trained classifier so that it adapts to the data it is given as it predicts.
@@ -131,18 +135,21 @@ def adapt(
         method: One of :func:`list_methods`; ``+sc`` behind one that takes steps adds the sparsity constraint.
         preset: ``cifar10``, ``cifar100`` or ``imagenet``: the published hyper-parameters for such data;
             ``cifar10-small``: those we chose for narrow networks on CIFAR-10.
-        source: Source statistics, for the methods that use them; see :func:`source_stats`.
+        source: Source statistics, for the methods that use them, and what the monitor knows of clean images; see
+            :func:`source_stats`.
         logits: Where the logits are in what the model returns, if it returns an object.
         head: Name of the classifier layer; by default the last ``nn.Linear``. With ``+sc``, True or False stands for
             the hyper-parameter ``train_head``.
         window: Fill smaller batches up to this size with past images; a step is taken once per window of new images.
-        collapse: What to do when nearly all predictions fall into one class: ``warn``, ``reset`` or ``off``.
+        collapse: What to do when predictions fall into one class: ``warn``, ``reset`` or ``off``. Alarms of an order of
+            the images and of disagreement with the source model warn, too, unless it is ``off``.
         seed: Seed of the method's own random draws.
         inplace: Adapt the given model itself instead of a copy; its batch-norm layers go on
             normalising by what adapters tell them, and with ``+sc`` its layers keep their updates.
         input_range: The range of pixels in batches (N, C, H, W). A sample outside is predicted by the source weights,
             left out of all statistics and losses, and counted (``out_of_range``); a batch wholly outside is an error.
             None where the model takes anything else. Inputs of another rank have no range.
+        monitor: Watch the source model beside the adapted one, for :meth:`Adapter.estimate`; one more pass per batch.
         **hyper: Hyper-parameters of the method; they override the preset.
 
     Example:
@@ -158,7 +165,7 @@ def adapt(
     hyper, head = _split_head(hyper, head)
     config = method_config(method, preset, hyper)
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
-    options = build(Options, {**given, "input_range": input_range}, "adapt()")
+    options = build(Options, {**given, "input_range": input_range, "monitor": monitor}, "adapt()")
     check_model(model, cls.info)
     _check_source(cls.info, model, source, head)
     adapter = cls(model, config, options, source)
@@ -206,31 +213,39 @@ def source_stats(
     preset: str | None = None,
     transform: Transform = "none",
     provenance: Mapping[str, Any] | None = None,
+    labels: Tensor | Sequence[int] | None = None,
+    monitor: bool = False,
     **options: Any,
 ) -> SourceStats:
-    """Compute what ``method`` must know of the source data, from images alone (labels are ignored), in one pass.
+    """Compute what ``method`` must know of the source data, from images alone, in one pass.
 
     Args:
         model: The model that will be adapted.
-        loader: Batches of source images, or of tuples that start with them.
+        loader: Batches of source images, or of tuples that start with them; the monitor takes what stands second for
+            the labels.
         method: The method the statistics are for.
         preset: The preset that :func:`adapt` will be given; ``imagenet`` keeps class covariances of TTAC as diagonals.
         transform: ``crop`` takes a random crop (20 to 100 % of the area) of each image and flips every other one, as
             published statistics of TTAC and TTT++ do.
         provenance: What the images are, kept with the statistics; streams of :mod:`offsupport.data` say it themselves.
+        labels: Labels of the images in the order of the loader; given, the monitor is calibrated.
+        monitor: Learn of the images what :meth:`Adapter.estimate` needs. They should be images the model was not
+            trained on: on those it is surer than on any others. Up to 512 of them are kept for the time of the call.
         **options: What :func:`adapt` will be given: options about the model (``logits``, ``head``), hyper-parameters;
             what is about the stream changes nothing here.
     """
     hyper, head = _split_head(options, options.pop("head", None))
-    given = {"head": head, "logits": hyper.pop("logits", None)}
+    given = {"head": head, "logits": hyper.pop("logits", None), "collapse": "off"}
     hyper = {name: value for name, value in hyper.items() if name not in _BESIDE}  # of the stream, not of the source
     config = method_config(method, preset, hyper)
     method = METHODS.plain(method)  # the constrained form is for the stream; both have the same statistics
     cls = METHODS[method]
-    adapter = cls(model, config, build(Options, given, "source_stats()"))
-    images = SourceImages(loader, transform)
+    make = functools.partial(cls, model, config, build(Options, given, "source_stats()"))
+    monitor = monitor or labels is not None
+    images = SourceImages(loader, transform, Sample(labels) if monitor else None)
+    adapter = make()
     with FirstNorm.collecting(adapter.model) as sums:
-        tensors = _collect(adapter, images)
+        tensors = _collect(adapter, images, monitor)
     if not images.samples:
         raise InputError("The loader of source images is empty.", "Give it at least one batch.")
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
@@ -238,11 +253,35 @@ def source_stats(
     known = {**images.provenance(), **(provenance or {})}
     head = _features_of(cls.info, model, head)
     moments = channel_moments(sums[0])
-    return SourceStats(method, model_sha256(model), images.samples, tensors, known, head, first_norm=moments)
+    stats = SourceStats(method, model_sha256(model), images.samples, tensors, known, head, first_norm=moments)
+    if images.sample is None:
+        return stats
+    subject = _Subject(make(stats))
+    x, truth = images.sample.drawn(subject.adapter.device)
+    return dataclasses.replace(stats, calibration=calibrate(subject, method, x, truth).tensors())
 
 
-def _collect(adapter: Adapter, images: Iterable[Tensor]) -> dict[str, Tensor]:
+class _Subject(NamedTuple):
+    """An adapter, as calibration sees it."""
+
+    adapter: Adapter
+
+    def look(self, x: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """Return logits of the source model, what its layers see, and the layers' widths."""
+        return self.adapter.source_view(x)
+
+    def answer(self, x: Tensor) -> Tensor:
+        """Return the logits of the method, from its start."""
+        self.adapter.reset()
+        return torch.cat([self.adapter(batch) for batch in torch.split(x, BATCH)])
+
+
+def _collect(adapter: Adapter, images: SourceImages, monitor: bool) -> dict[str, Tensor]:
     """Let a method collect its statistics under the gradient mode and the batch-norm statistics of a step."""
+    if monitor and adapter.info.source == "none":
+        for x in images:
+            check_input(adapter.to_device(x), adapter.model)
+        return {}
     with torch.inference_mode(False), torch.enable_grad(), adapter.norm_statistics.using(adapter.statistics):
         try:
             return adapter.collect(check_input(adapter.to_device(x), adapter.model) for x in images)
@@ -276,9 +315,14 @@ def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None
             f"source is {type(source).__name__}, not source statistics.",
             f'Make them: offsupport.source_stats(model, source_loader, method="{info.name}").',
         )
-    if info.source == "none":
+    if info.source == "none" and not source.calibration:
         raise SourceStatsError(f"The method {info.name!r} uses no source statistics.", "Leave source out.")
-    source.require(METHODS.plain(info.name), model_sha256(model), _features_of(info, model, head))
+    # What the monitor knows serves any method; what a method knows serves that method.
+    method = source.method if info.source == "none" or not source.tensors else METHODS.plain(info.name)
+    if info.source == "required":
+        method = METHODS.plain(info.name)
+    source.require(method, model_sha256(model), _features_of(info, model, head))
     remake = "Make them again with the model that is adapted."
     require_values(source.tensors, dict(model.named_parameters()), "The file of source statistics", "the model", remake)
-    source.require_shapes(METHODS[info.name].source_shapes)
+    if source.tensors:
+        source.require_shapes(METHODS[info.name].source_shapes)

@@ -24,6 +24,8 @@ from offsupport.functional import outer_sums, pooled
 _MANIFEST = ("method", "model_sha256", "samples")
 _FIRST_NORM = "first_norm//moments"
 """The name of ``first_norm`` in a file, which no statistics of a method have."""
+_CALIBRATION = "calibration//"
+"""Before the names of the monitor's tensors in a file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,7 @@ class SourceStats:
         provenance: What is known of the images: data set, split, hash, and how they were transformed.
         head: The layer whose inputs are the features, for statistics of features; empty where it is not known.
         first_norm: Mean and variance of what the first norm layer is given, by channel, (2, C); None where not known.
+        calibration: What the monitor knows of clean images (:class:`offsupport.monitor.Calibration`); empty without it.
     """
 
     method: str
@@ -47,6 +50,7 @@ class SourceStats:
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     head: str = ""
     first_norm: Tensor | None = None
+    calibration: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
     def to(self, device: torch.device) -> SourceStats:
         """Return them on a device."""
@@ -57,10 +61,9 @@ class SourceStats:
     def save(self, path: Path | str) -> None:
         """Write them to one safetensors file."""
         manifest = {name: getattr(self, name) for name in _MANIFEST}
-        first_norm = {} if self.first_norm is None else {_FIRST_NORM: self.first_norm}
-        save_tensors(
-            path, self.tensors | first_norm, manifest | {"provenance": dict(self.provenance), "head": self.head}
-        )
+        own = {} if self.first_norm is None else {_FIRST_NORM: self.first_norm}
+        own |= {_CALIBRATION + name: tensor for name, tensor in self.calibration.items()}
+        save_tensors(path, self.tensors | own, manifest | {"provenance": dict(self.provenance), "head": self.head})
 
     @staticmethod
     @torch.inference_mode(False)
@@ -71,9 +74,15 @@ class SourceStats:
         kinds = {"method": str, "model_sha256": str, "samples": int, "provenance": dict, "head": str}
         if set(known) != set(kinds) or not all(type(known[name]) is kind for name, kind in kinds.items()):
             raise SourceStatsError(f"{path} holds no source statistics.", "Make them with offsupport.source_stats().")
+        require_finite(tensors, str(path))
         first_norm = tensors.pop(_FIRST_NORM, None)
-        require_finite(tensors if first_norm is None else {**tensors, _FIRST_NORM: first_norm}, str(path))
-        return SourceStats(tensors=tensors, first_norm=first_norm, **known)
+        ours = {name: tensor for name, tensor in tensors.items() if name.startswith(_CALIBRATION)}
+        return SourceStats(
+            tensors={name: tensor for name, tensor in tensors.items() if name not in ours},
+            first_norm=first_norm,
+            calibration={name.removeprefix(_CALIBRATION): tensor for name, tensor in ours.items()},
+            **known,
+        )
 
     def require(self, method: str, model_sha256: str, head: str) -> None:
         """Refuse to serve another method, other weights, or the features of another layer."""
@@ -126,15 +135,69 @@ class Described(Protocol):
         """Return what is known of the images, as plain JSON values."""
 
 
-class SourceImages:
-    """The images of a loader's batches, one batch at a time; ``samples`` counts them."""
+KEPT = 512
+"""Images that a calibration is made of."""
 
-    def __init__(self, loader: Iterable[Tensor | Sequence[Any]], transform: Transform) -> None:
+
+class Sample:
+    """A random few of the images that pass, and their labels: loaders are often sorted, so the first would not do.
+
+    Args:
+        labels: Labels of all images in their order; None where the batches bring them, or there are none.
+    """
+
+    def __init__(self, labels: Tensor | Sequence[int] | None = None) -> None:
+        self._labels = None if labels is None else torch.as_tensor(labels)
+        self._rank = torch.Generator().manual_seed(0)
+        self._kept: list[tuple[float, int, Tensor, Tensor | None]] = []
+        self._passed = 0
+
+    def add(self, x: Tensor, labels: Any) -> None:
+        """Draw from one more batch; the images that are kept have the smallest random numbers of all so far."""
+        given = None if labels is None else torch.as_tensor(labels)
+        if self._labels is not None:
+            given = self._labels[self._passed : self._passed + len(x)]
+        if given is not None and (len(given) != len(x) or given.is_floating_point()):
+            raise InputError(
+                f"A batch has {len(x)} images and labels of shape {tuple(given.shape)} and type {given.dtype}.",
+                "Give one class number for each image.",
+            )
+        ranks = torch.rand(len(x), generator=self._rank, dtype=torch.float64).tolist()
+        limit = self._kept[-1][0] if len(self._kept) == KEPT else 1.0
+        new = [
+            (rank, self._passed + place, x[place].detach().clone(), None if given is None else given[place].clone())
+            for place, rank in enumerate(ranks)
+            if rank < limit
+        ]
+        self._kept = sorted([*self._kept, *new], key=lambda each: each[:2])[:KEPT]
+        self._passed += len(x)
+
+    def drawn(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """Return the images that were kept, in their order, and their labels if all have one."""
+        if self._labels is not None and len(self._labels) != self._passed:
+            raise InputError(
+                f"There are {len(self._labels)} labels and {self._passed} source images.", "Give one for each image."
+            )
+        kept = sorted(self._kept, key=lambda each: each[1])
+        if len({each[2].shape for each in kept}) > 1:
+            raise InputError("The source images have different sizes.", "Resize them as those to be predicted.")
+        labels = [each[3] for each in kept if each[3] is not None]
+        x = torch.stack([each[2] for each in kept]).to(device)
+        return x, torch.stack(labels).long() if len(labels) == len(kept) else None
+
+
+class SourceImages:
+    """The images of a loader's batches, one batch at a time; ``samples`` counts them, and ``sample`` keeps some."""
+
+    def __init__(
+        self, loader: Iterable[Tensor | Sequence[Any]], transform: Transform, sample: Sample | None = None
+    ) -> None:
         if transform not in get_args(Transform):
             raise ConfigError(f"Unknown transform {transform!r}.", nearest(transform, get_args(Transform)))
         self.loader = loader
         self.transform = transform
         self.samples = 0
+        self.sample = sample
 
     def __iter__(self) -> Iterator[Tensor]:
         # The same crops in every pass: statistics are a function of the images and the model.
@@ -142,6 +205,8 @@ class SourceImages:
         for batch in self.loader:
             x = batch if isinstance(batch, Tensor) else batch[0]
             self.samples += len(x)
+            if self.sample is not None:
+                self.sample.add(x, None if isinstance(batch, Tensor) or len(batch) < 2 else batch[1])
             if self.transform == "crop":
                 x = flip(random_resized_crop(x, (0.2, 1.0), (3 / 4, 4 / 3), generator), generator)
             yield x

@@ -25,6 +25,7 @@ from offsupport.core.weights import require_finite, require_names, require_value
 from offsupport.engine.config import EVENTS, PIXELS, MethodConfig, MethodInfo, Options
 from offsupport.engine.precision import require_convertible
 from offsupport.engine.source_stats import SourceStats
+from offsupport.monitor import Alarms
 from offsupport.nn.inspect import device_and_dtype
 from offsupport.nn.projected import find_projection
 
@@ -173,6 +174,7 @@ def identity(adapter: Lifecycle) -> dict[str, Any]:
         "input_range": None if adapter.options.input_range is None else list(adapter.options.input_range),
         "source_sha256": tensors_sha256(adapter.source.tensors) if adapter.source else None,
         "base_sha256": base_sha256(adapter),
+        **({"monitor": True} if adapter.options.monitor else {}),
     }
 
 
@@ -213,7 +215,8 @@ def saved_set_up(path: Path | str) -> dict[str, Any]:
     # Files of 0.2.0 do not say a range: then it is that of images.
     limits = manifest.get("input_range", PIXELS)
     options = {"input_range": tuple(limits) if isinstance(limits, list) else limits}
-    return {**{name: manifest[name] for name in ("method", *_OPTIONS)}, **options, **manifest["config"]}
+    later = {"monitor": True} if manifest.get("monitor") else {}
+    return {**{name: manifest[name] for name in ("method", *_OPTIONS)}, **options, **later, **manifest["config"]}
 
 
 def load(adapter: Lifecycle, path: Path | str) -> None:
@@ -444,6 +447,8 @@ class Lifecycle(nn.Module):
             counters: ``events`` and ``passes``.
             where: Where they come from, for the error.
         """
+        # Files of 0.2.0 know one alarm and its memory; the others start anew.
+        tensors = {f"memory/{name}": value for name, value in Alarms.initial().items()} | dict(tensors)
         snapshot, device = require_state(self, tensors, where), self.device
         events = _counted(counters.get("events"), EVENTS, where)
         passes = _counted(counters.get("passes"), ("forward", "backward"), where)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import MethodConfig, MethodInfo, require
 from offsupport.engine.registry import register_method
 from offsupport.functional import as_rows
-from offsupport.nn.norm import AdaptiveStatistics
+from offsupport.nn.norm import AdaptiveStatistics, Statistics
 
 LARGEST_CLASSES = 64 * 2**20
 """Class means of more bytes are not kept: the share of a class in the moments is then only doubted, not taken out."""
@@ -130,7 +131,9 @@ class Minimal(Adapter):
     """Follows the moments of the stream; no parameter changes."""
 
     config: MinimalConfig
-    statistics = "running"
+    statistics: ClassVar[Statistics] = "running"
+    any_order: ClassVar[bool] = True
+    source_shapes: ClassVar[dict[str, str]] = {"clean": "MC", "spread": "MC", "law": "K"}
 
     def initial_memory(self) -> dict[str, Tensor]:
         """Remember the shift of the moments, the classes seen, and how many images that rests on."""

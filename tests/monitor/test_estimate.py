@@ -1,0 +1,304 @@
+"""Accuracy without labels: each formula against its definition, and what is said of a stream."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax, softmax
+
+import offsupport
+from offsupport.core.errors import ConfigError, InputError, SourceStatsError
+from offsupport.engine import SourceStats
+from offsupport.monitor import Calibration, CleanMoments, Window, estimate, estimate_accuracy, shift_score
+from offsupport.monitor.accuracy import label_chain
+from offsupport.monitor.calibration import (
+    atc_threshold,
+    capacities,
+    marks_of,
+    negative_entropy,
+    simulated_shifts,
+    temperature,
+    transport_costs,
+)
+from offsupport.monitor.shift import fold
+from offsupport.testing import NETWORKS, toy_images
+
+
+def drawn(n, skill, classes=4, seed=0, labels=None, favour=0.0):
+    """Logits of a model that knows the label more or less, and may favour a class."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, n) if labels is None else labels
+    logits = skill * np.eye(classes)[labels] + rng.normal(size=(n, classes))
+    logits[:, 0] += favour
+    return logits, labels
+
+
+def right(logits, labels):
+    return float((logits.argmax(1) == labels).mean())
+
+
+def test_temperature_is_the_best_of_a_fine_grid():
+    logits, labels = drawn(400, 2.0)
+    logits = 3 * logits
+    grid = np.exp(np.linspace(-1, 1.5, 2001))
+    losses = [-log_softmax(logits / t, axis=1)[np.arange(400), labels].mean() for t in grid]
+    assert temperature(logits, labels) == pytest.approx(grid[np.argmin(losses)], rel=2e-3)
+
+
+def test_as_many_scores_fall_short_of_the_threshold_as_are_wrong():
+    logits, labels = drawn(300, 1.5)
+    scores = negative_entropy(logits)
+    ok = logits.argmax(1) == labels
+    threshold = atc_threshold(scores, ok)
+    assert (scores >= threshold).mean() == pytest.approx(ok.mean())
+    assert atc_threshold(scores, np.ones(300, dtype=bool)) == scores.min(), "without errors all are counted as right"
+
+
+def test_capacities_leave_room_for_chance():
+    law = np.array([0.5, 0.3, 0.2, 0.0])
+    expected = [math.ceil(100 * q + 0.5 * math.sqrt(100 * q * (1 - q))) for q in law]
+    assert capacities(law, 100).tolist() == expected
+    assert expected[3] == 0
+
+
+def test_transport_is_the_cheapest_of_all_assignments():
+    p = softmax(np.random.default_rng(0).normal(size=(6, 3)), axis=1)
+    law = np.array([0.5, 1 / 3, 1 / 6])
+    room = capacities(law, 6)
+    fits = [each for each in itertools.product(range(3), repeat=6) if (np.bincount(each, minlength=3) <= room).all()]
+    best = min(sum(1 - p[i, k] for i, k in enumerate(each)) for each in fits)
+    assert transport_costs(p, law).sum() == pytest.approx(best)
+
+
+def test_transport_of_many_images_goes_by_blocks():
+    p = softmax(np.random.default_rng(0).normal(size=(1500, 3)), axis=1)
+    assert transport_costs(p, np.ones(3) / 3).shape == (1500,)
+
+
+def test_the_chain_finds_labels_that_come_together_where_single_predictions_do_not():
+    labels = np.repeat(np.arange(4), 40)
+    logits, _ = drawn(160, 0.7, labels=labels, favour=1.0)
+    chain = label_chain(logits, 1.0)
+    assert chain.stays >= 0.9
+    assert right(logits, labels) < 0.6
+    assert right(chain.posterior, labels) > 0.9
+    shuffled = np.random.default_rng(0).permutation(160)
+    assert label_chain(logits[shuffled], 1.0).stays <= 0.3
+
+
+@pytest.mark.parametrize("favour", [0.0, 1.0, 3.0])
+def test_the_accuracy_of_a_source_model_is_within_its_interval(favour):
+    calibration = Calibration.fit(*drawn(500, 3.0))
+    logits, labels = drawn(500, 3.0, seed=1, favour=favour)
+    found = estimate_accuracy(logits, calibration)
+    assert found.low <= right(logits, labels) <= found.high
+
+
+def test_arrays_that_tell_nothing_are_refused():
+    logits, labels = drawn(400, 3.0)
+    calibration = Calibration.fit(logits, labels)
+    with pytest.raises(InputError, match="30 images"):
+        estimate_accuracy(logits[:29], calibration)
+    with pytest.raises(InputError, match="4 classes"):
+        estimate_accuracy(logits[:, :3], calibration)
+    with pytest.raises(InputError, match="finite"):
+        estimate_accuracy(np.full((40, 4), np.nan), calibration)
+    with pytest.raises(InputError, match="one class"):
+        estimate_accuracy(np.tile([5.0, 0, 0, 0], (50, 1)), calibration)
+    with pytest.raises(InputError, match="100 labelled"):
+        Calibration.fit(logits[:50], labels[:50])
+    with pytest.raises(InputError, match="one class only"):
+        Calibration.fit(logits, np.zeros(400, dtype=int))
+    with pytest.raises(InputError, match="classes 0 to 3"):
+        Calibration.fit(logits, labels + 4)
+    with pytest.raises(InputError, match="belong together"):
+        Calibration.fit(logits, labels[:7])
+
+
+def calibrated():
+    return Calibration.fit(*drawn(500, 3.0))
+
+
+def test_harm_is_said_where_batches_of_one_class_confuse_the_adapted_model():
+    labels = np.repeat(np.arange(4), 100)
+    source, _ = drawn(400, 3.0, labels=labels, seed=2)
+    adapted, _ = drawn(400, 0.5, labels=labels, seed=3)
+    found = estimate(Window(source, 6 * adapted, 400), calibrated())
+    assert found.order == "not iid"
+    assert found.verdict == "harms"
+    assert found.adapted.low <= right(adapted, labels) <= found.adapted.high
+    assert found.source.low <= right(source, labels) <= found.source.high
+    assert "Use the source model" in str(found)
+
+
+def test_help_is_said_where_the_source_model_favours_a_class():
+    source, _ = drawn(500, 3.0, seed=2, favour=5.0)
+    adapted, _ = drawn(500, 3.0, seed=2)
+    found = estimate(Window(source, adapted, 500), calibrated())
+    assert found.order == "iid"
+    assert found.verdict == "helps"
+    assert found.benefit.high <= 1 - found.agreement, "no more than where they disagree"
+
+
+def test_the_same_answers_are_neutral():
+    logits, _ = drawn(200, 3.0, seed=2)
+    found = estimate(Window(logits, logits, 200), calibrated())
+    assert (found.verdict, found.benefit.value, found.agreement) == ("neutral", 0.0, 1.0)
+
+
+def test_without_knowledge_the_verdict_is_unknown_and_nothing_is_a_number():
+    logits, _ = drawn(200, 3.0, seed=2)
+    few = estimate(Window(logits[:29], logits[:29], 29), calibrated())
+    assert few.verdict == "unknown"
+    assert "30 images" in few.reason
+    assert (few.source, few.adapted, few.benefit, few.agreement, few.shift) == (None,) * 5
+    nothing = estimate(Window(logits, logits, 200), None)
+    assert nothing.verdict == "unknown"
+    assert nothing.source is None
+    assert nothing.agreement == 1.0
+    copies = estimate(Window(logits, logits, 200, copies=11), calibrated())
+    assert copies.source is None
+    assert "calibration was made of" in copies.reason
+    resized = estimate(Window(logits, logits, 200, resized=200), calibrated())
+    assert "another size" in resized.reason
+
+
+def test_the_shift_score_is_one_on_clean_values_and_the_same_for_any_number_of_shifted_ones():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2000, 3, generator=generator)
+
+    def values(n, move):
+        return torch.randn(n, 40, generator=generator) + move
+
+    clean = CleanMoments.fit([(values(1000, 0.0), logits[:1000], [8, 32])])
+    scores = {
+        (n, move): shift_score(fold(torch.empty(0), clean.difference(values(n, move), logits[:n])), clean)
+        for n in (64, 400)
+        for move in (0.0, 0.5)
+    }
+    assert scores[400, 0.0] == pytest.approx(1.0, abs=0.2)
+    assert scores[64, 0.0] < 2.5
+    assert scores[400, 0.5] == pytest.approx(1 + 64 * 0.25, rel=0.2)
+    assert scores[64, 0.5] == pytest.approx(scores[400, 0.5], rel=0.35)
+
+
+def test_simulated_shifts_keep_shape_and_range():
+    x = torch.rand(4, 3, 16, 16)
+    shifted = list(simulated_shifts(x))
+    assert len(shifted) == 4
+    assert all(each.shape == x.shape and each.min() >= 0 and each.max() <= 1 for each in shifted)
+
+
+def test_images_have_marks():
+    x = torch.rand(3, 3, 4, 4)
+    assert len(set(marks_of(x))) == 3
+    assert (marks_of(x.flip(0)) == marks_of(x)[::-1]).all()
+
+
+# With a network -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model():
+    return NETWORKS["batch_norm"]()
+
+
+@pytest.fixture(scope="module")
+def clean():
+    return toy_images(160, seed=1)
+
+
+@pytest.fixture(scope="module")
+def stats(model, clean):
+    x, y = clean
+    return offsupport.source_stats(model, zip(x.split(40), y.split(40), strict=True), "bn", monitor=True)
+
+
+def test_labels_may_come_with_the_batches_or_beside_them(model, clean, stats):
+    x, y = clean
+    beside = offsupport.source_stats(model, list(x.split(32)), "bn", labels=y)
+    assert all(torch.equal(stats.calibration[name], beside.calibration[name]) for name in ("source", "law", "marks"))
+    with pytest.raises(InputError, match="160 source images"):
+        offsupport.source_stats(model, list(x.split(32)), "bn", labels=torch.cat([y, y]))
+
+
+def test_a_calibration_survives_a_file(stats, tmp_path):
+    stats.save(tmp_path / "stats.safetensors")
+    again = SourceStats.load(tmp_path / "stats.safetensors")
+    assert again.tensors == {}
+    assert all(torch.equal(again.calibration[name], tensor) for name, tensor in stats.calibration.items())
+    assert Calibration.of(again.calibration, "bn").source == Calibration.of(stats.calibration, "bn").source
+
+
+def test_an_estimate_of_any_method_by_one_calibration(model, stats):
+    x, y = toy_images(128, seed=9)
+    for method in ("source", "tent", "shot"):
+        adapted = offsupport.adapt(model, method, source=stats, monitor=True)
+        logits = torch.cat([adapted(part) for part in x.split(32)])
+        found = adapted.estimate()
+        assert found.n == 128
+        assert found.shift > 0
+        assert found.adapted.low <= right(logits.numpy(), y.numpy()) <= found.adapted.high
+    assert adapted.passes["forward"] >= 8
+
+
+def test_an_adapter_says_what_its_arrays_say(model, stats):
+    x, _ = toy_images(96, seed=9)
+    adapted = offsupport.adapt(model, "bn", source=stats, monitor=True)
+    logits = torch.cat([adapted(part) for part in x.split(32)]).double().numpy()
+    with torch.no_grad():
+        source = model.eval()(x).double().numpy()
+    found = adapted.estimate()
+    direct = estimate(Window(source, logits, 96, found.shift), Calibration.of(stats.calibration, "bn"))
+    assert direct.adapted.value == pytest.approx(found.adapted.value, abs=0.02)
+    assert direct.verdict == found.verdict
+
+
+def test_calibration_images_among_the_targets_are_noticed(model, clean, stats):
+    adapted = offsupport.adapt(model, "bn", source=stats, monitor=True)
+    adapted(clean[0][:64])
+    assert "calibration was made of" in adapted.estimate().reason
+
+
+def test_what_is_missing_is_said(model, stats):
+    with pytest.raises(ConfigError, match="monitor=True"):
+        offsupport.adapt(model, "bn").estimate()
+    adapted = offsupport.adapt(model, "tent", monitor=True)
+    assert "0 were seen" in adapted.estimate().reason
+    adapted(toy_images(64, seed=0)[0])
+    found = adapted.estimate()
+    assert found.verdict == "unknown"
+    assert "source_stats" in found.reason
+    assert found.agreement is not None
+    with pytest.raises(SourceStatsError):
+        offsupport.adapt(model, "ttac", source=stats)
+    with pytest.raises(SourceStatsError, match="other weights"):
+        offsupport.adapt(NETWORKS["group_norm"](), "tent", source=stats)
+
+
+def test_without_labels_a_shift_is_seen_and_no_accuracy(model, clean):
+    stats = offsupport.source_stats(model, list(clean[0].split(40)), "tent", monitor=True)
+    adapted = offsupport.adapt(model, "tent", source=stats, monitor=True)
+    adapted(toy_images(64, seed=3)[0])
+    found = adapted.estimate()
+    assert found.shift is not None
+    assert found.source is None
+    assert "labels" in found.reason
+
+
+def test_a_window_is_saved_reset_and_loaded(model, stats, tmp_path):
+    adapted = offsupport.adapt(model, "tent", source=stats, monitor=True)
+    adapted(toy_images(64, seed=3)[0])
+    adapted.save(tmp_path / "a.safetensors")
+    again = offsupport.load_adapted(model, tmp_path / "a.safetensors", source=stats)
+    assert again.estimate() == adapted.estimate()
+    adapted.reset()
+    assert adapted.estimate().n == 0
+
+
+def test_the_monitor_changes_no_answer(model, stats):
+    x, _ = toy_images(128, seed=4)
+    watched, plain = (offsupport.adapt(model, "tent", **given) for given in ({"source": stats, "monitor": True}, {}))
+    assert all(torch.equal(watched(part), plain(part)) for part in x.split(32))
