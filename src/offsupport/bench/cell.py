@@ -65,11 +65,14 @@ class Place:
         folder: The run folder.
         data: The folder that holds the data sets; None leaves it to the environment.
         checkpoint: The file in which a cell that takes long may keep how far it is.
+        code: Functions, each ``module:function``, that a person named and allowed to run. Whatever else a cell names
+            is a name in a registry: nothing that comes from a file is imported.
     """
 
     folder: Path
     data: Path | None = None
     checkpoint: Path | None = None
+    code: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +94,10 @@ def _nothing_to_prepare(configs: Sequence[Any], place: Place) -> None:
     """For kinds whose cells share nothing and cannot be asked for wrongly."""
 
 
+def _no_code(config: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset()
+
+
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """How cells of one kind are computed.
@@ -100,12 +107,14 @@ class Kind:
         run: Computes one cell. Its module registers the kind, so that another process knows it after one import.
         prepare: Given the settings of all cells that will run: refuses what cannot work, makes what they share.
         named_by: Settings whose values tell a person which cell it is.
+        code: Which functions (``module:function``) a cell with such settings would call; they may be of any type.
     """
 
     config: type[Any]
     run: Callable[[Any, Place], Outcome]
     prepare: Callable[[Sequence[Any], Place], None] = _nothing_to_prepare
     named_by: tuple[str, ...] = ()
+    code: Callable[[Mapping[str, Any]], frozenset[str]] = _no_code
 
 
 KINDS: Registry[Kind] = Registry("kind of cell")
@@ -122,6 +131,11 @@ def label(cell: Cell) -> str:
 def home_of(cell: Cell) -> str:
     """Return the module that registers the kind of a cell: what another process must import to compute it."""
     return KINDS[cell.kind].run.__module__
+
+
+def code_of(cell: Cell) -> frozenset[str]:
+    """Return the functions that a cell would call, which runs only where :class:`Place` allows all of them."""
+    return KINDS[cell.kind].code(cell.config) if cell.kind in KINDS else frozenset()
 
 
 def make_cell(kind: str, config: Any) -> Cell:

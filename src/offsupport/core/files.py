@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -18,6 +20,14 @@ from filelock import FileLock, Timeout
 from offsupport.core.errors import FileError
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+TEMPORARY = ".offsupport.tmp"
+"""How the name of a file ends that is not whole yet: who clears up what a kill left knows ours by it."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+"""What a disk says that takes no more, or is dying: nobody's mistake, and the same command works once there is room."""
+MOST_BYTES = 64 << 20
+"""Larger JSON files are not read."""
+MOST_DEPTH = 64
+"""Lists and mappings inside each other that are read; ours have fewer than ten."""
 
 
 @contextlib.contextmanager
@@ -30,7 +40,7 @@ def atomic(path: Path | str) -> Iterator[IO[bytes]]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a rename is atomic within one file system only.
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -55,6 +65,8 @@ def require_folder(path: Path | str) -> Path:
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError as error:
+        if error.errno in FULL:  # the folder is right, and another one would be as full
+            raise
         raise FileError(f"Nothing can be written to {path} ({error.strerror}).", "Give another folder.") from error
 
 
@@ -80,11 +92,54 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def read_json(path: Path | str) -> Any:
-    """Read JSON; a damaged file is an error that names it."""
+    """Read JSON; a damaged file, or one made to exhaust its reader, is an error that names it."""
+    path = Path(path)
+    if path.stat().st_size > MOST_BYTES:
+        raise FileError(f"{path} is larger than {MOST_BYTES >> 20} MB.", "Delete it and make it again.")
     try:
-        return json.loads(Path(path).read_bytes())
-    except (ValueError, UnicodeDecodeError, RecursionError) as error:
+        return parse_json(path.read_bytes())
+    except ValueError as error:
         raise FileError(f"{path} is not valid JSON ({error}).", "Delete it and make it again.") from error
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Return the value of a JSON text that may come from anywhere; a ValueError says why it is none.
+
+    Refused beside what is no JSON: NaN and numbers too large to be finite, text that no file could hold (lone halves
+    of surrogate pairs), and nesting that would exhaust whoever walks through the value.
+
+    Example:
+        >>> parse_json(b'{"error": 0.25}')
+        {'error': 0.25}
+    """
+    try:
+        value = json.loads(data, parse_float=_finite, parse_constant=_finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    level = [value]
+    for _ in range(MOST_DEPTH + 1):
+        inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
+        level = [one for many in inside for one in many if isinstance(one, (dict, list))]
+        if not level:
+            _require_text(value, data)
+            return value
+    raise ValueError(f"nested more than {MOST_DEPTH} deep")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+def _require_text(value: Any, data: bytes | str) -> None:
+    """Refuse halves of surrogate pairs, which only escapes can write: UTF-8 has no bytes for them."""
+    if (b"\\ud" if isinstance(data, bytes) else "\\ud") in data.lower():  # type: ignore[operator]
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text in it is not valid Unicode") from None
 
 
 def sha256_bytes(data: bytes) -> str:

@@ -16,7 +16,7 @@ from offsupport.engine import adapter as guard
 from offsupport.methods.mae_ttt import MaeTtt
 from offsupport.nn.mae import Masking, draw_masks
 from offsupport.studies.adaptation import AdaptConfig, prepare_adapt, stream_of
-from offsupport.studies.models import pinned, source_model
+from offsupport.studies.models import code_named, pinned, source_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,7 +161,7 @@ def run_episode(config: EpisodeConfig, place: Place) -> Outcome:
     from offsupport.methods import adapt
 
     torch.set_num_threads(config.threads)
-    model = source_model(config.model, place.folder)
+    model = source_model(config.model, place.folder, place.code)
     stream = stream_of(config.as_stream(), place)
     batch = next(iter(stream))
     seen = watch_episode(adapt(model, config.method, seed=config.seed, **config.hyper), batch.x)  # type: ignore[arg-type]
@@ -196,5 +196,5 @@ def _pixels(image: Tensor) -> str:
 
 
 KINDS.register("episode")(
-    Kind(EpisodeConfig, run_episode, prepare_episodes, named_by=("method", "dataset", "corruption"))
+    Kind(EpisodeConfig, run_episode, prepare_episodes, named_by=("method", "dataset", "corruption"), code=code_named)
 )

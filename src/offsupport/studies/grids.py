@@ -262,7 +262,7 @@ def _trial(config: AdaptConfig, place: Place) -> _Price:
         device="cpu",
     )
     built_in = config.model in MODELS
-    model = MODELS[config.model].network().eval() if built_in else source_model(config.model, place.folder)
+    model = MODELS[config.model].network().eval() if built_in else source_model(config.model, place.folder, place.code)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         result = evaluate(adapter_of(few, model, place), stream_of(few, place), protocol=few.protocol)
