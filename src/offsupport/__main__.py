@@ -27,7 +27,7 @@ def leave_working_folder() -> None:
     Whoever wants it has named it in PYTHONPATH, and that stays.
     """
     named = [os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    here = os.path.realpath(os.getcwd())
+    here = os.path.realpath(os.curdir)
     if sys.path and os.path.realpath(sys.path[0]) == here and here not in named:
         del sys.path[0]
 

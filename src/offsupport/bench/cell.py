@@ -11,7 +11,7 @@ from typing import Any
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError
 from offsupport.core.files import canonical_json, sha256_bytes
-from offsupport.core.registry import Registry
+from offsupport.core.registry import Registry, names_code
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,10 +94,6 @@ def _nothing_to_prepare(configs: Sequence[Any], place: Place) -> None:
     """For kinds whose cells share nothing and cannot be asked for wrongly."""
 
 
-def _no_code(config: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset()
-
-
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """How cells of one kind are computed.
@@ -107,14 +103,12 @@ class Kind:
         run: Computes one cell. Its module registers the kind, so that another process knows it after one import.
         prepare: Given the settings of all cells that will run: refuses what cannot work, makes what they share.
         named_by: Settings whose values tell a person which cell it is.
-        code: Which functions (``module:function``) a cell with such settings would call; they may be of any type.
     """
 
     config: type[Any]
     run: Callable[[Any, Place], Outcome]
     prepare: Callable[[Sequence[Any], Place], None] = _nothing_to_prepare
     named_by: tuple[str, ...] = ()
-    code: Callable[[Mapping[str, Any]], frozenset[str]] = _no_code
 
 
 KINDS: Registry[Kind] = Registry("kind of cell")
@@ -133,9 +127,23 @@ def home_of(cell: Cell) -> str:
     return KINDS[cell.kind].run.__module__
 
 
+MOST_CELLS = 100_000
+"""Cells of a grid: many times the largest table there is; what is more is a slip of the finger, or ill will."""
+
+
+def require_few(cells: int) -> None:
+    """Refuse a grid of too many cells before any of them is made, which alone would take all memory."""
+    if cells > MOST_CELLS:
+        number = f"{cells:,}" if cells < 10**18 else "more than a billion times a billion"
+        raise ConfigError(
+            f"This grid would have {number} cells.",
+            f"A grid may have {MOST_CELLS:,}: take fewer seeds, or split it into several runs.",
+        )
+
+
 def code_of(cell: Cell) -> frozenset[str]:
-    """Return the functions that a cell would call, which runs only where :class:`Place` allows all of them."""
-    return KINDS[cell.kind].code(cell.config) if cell.kind in KINDS else frozenset()
+    """Return the functions that a cell names; it is computed only where its :class:`Place` allows them."""
+    return frozenset(value for value in cell.config.values() if names_code(value))
 
 
 def make_cell(kind: str, config: Any) -> Cell:

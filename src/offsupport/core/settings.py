@@ -28,7 +28,7 @@ def read_settings(path: Path | str) -> dict[str, Any]:
     if not path.is_file():
         raise FileError(f"There is no file {path}.", "Check the path.")
     if path.stat().st_size > MOST_BYTES:
-        raise FileError(f"{path} is larger than {MOST_BYTES // 1000} kB.", "Settings are a few lines: is it another file?")
+        raise FileError(f"{path} is larger than {MOST_BYTES // 1000} kB.", "Settings are a few lines.")
     try:
         text = path.read_text(encoding="utf-8")
         _require_small(text, str(path))

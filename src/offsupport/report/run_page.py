@@ -17,6 +17,7 @@ from offsupport.bench.cell import label
 from offsupport.bench.runs import Run, Status
 from offsupport.bench.store import Record
 from offsupport.core import files
+from offsupport.core.registry import names_code
 from offsupport.report import figures, page
 from offsupport.report.page import Badge, Download, Figure, Page, Section, Tile, Value
 from offsupport.report.tables import (
@@ -256,14 +257,16 @@ def _bench_command(records: Sequence[Record]) -> str:
     defaults = {field.name: field.default for field in dataclasses.fields(AdaptConfig)}
     changed = {name: value for name, value in shared.items() if name == "dataset" or value != defaults[name]}
     options: dict[str, Any] = {name.replace("_", "-"): value for name, value in changed.items()}
+    code = ""
     if "model" in options:
         options["model"] = options["model"].partition("@")[0]
+        code = " --allow-code" if names_code(options["model"]) else ""
     for name, option in _AXES.items():
         values = dict.fromkeys(str(config[name]) for config in configs if config[name] is not None)
         options |= {option: ",".join(values)} if values else {}
     seeds = 1 + max(config["seed"] for config in configs)
     options |= {"seeds": seeds} if seeds > 1 else {}
-    return f"offsupport bench run {_typed({**options, **_data(records), 'out': 'again'})}"
+    return f"offsupport bench run {_typed({**options, **_data(records), 'out': 'again'})}{code}"
 
 
 def _sayable(config: Mapping[str, Any]) -> bool:

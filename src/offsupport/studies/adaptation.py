@@ -15,7 +15,7 @@ from offsupport.bench.store import versions
 from offsupport.core.errors import ConfigError
 from offsupport.core.files import canonical_json
 from offsupport.results.correctness import pack
-from offsupport.studies.models import code_named, pinned, source_model
+from offsupport.studies.models import pinned, source_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +39,7 @@ class Images:
     dataset: str
     """Name of the data set (``digits-c``, ``cifar10-c``)."""
     model: str = "digits-small"
-    """Name of the source model (``zoo:NAME``, ``file:PATH``), or ``module:function`` that returns one, where it is allowed."""
+    """Name of the source model (``zoo:NAME``, ``file:PATH``), or ``module:function`` where it may run."""
     order: str = "iid"
     """Order of the stream."""
     limit: int | None = None
@@ -236,6 +236,4 @@ def _images(result: Result, domain: str) -> dict[str, Any]:
     return pack(result.index[here], result.correct[here])
 
 
-KINDS.register("adapt")(
-    Kind(AdaptConfig, run_adapt, prepare_adapt, named_by=("method", "dataset", "corruption"), code=code_named)
-)
+KINDS.register("adapt")(Kind(AdaptConfig, run_adapt, prepare_adapt, named_by=("method", "dataset", "corruption")))

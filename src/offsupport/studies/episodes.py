@@ -16,7 +16,7 @@ from offsupport.engine import adapter as guard
 from offsupport.methods.mae_ttt import MaeTtt
 from offsupport.nn.mae import Masking, draw_masks
 from offsupport.studies.adaptation import AdaptConfig, prepare_adapt, stream_of
-from offsupport.studies.models import code_named, pinned, source_model
+from offsupport.studies.models import pinned, source_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,5 +196,5 @@ def _pixels(image: Tensor) -> str:
 
 
 KINDS.register("episode")(
-    Kind(EpisodeConfig, run_episode, prepare_episodes, named_by=("method", "dataset", "corruption"), code=code_named)
+    Kind(EpisodeConfig, run_episode, prepare_episodes, named_by=("method", "dataset", "corruption"))
 )

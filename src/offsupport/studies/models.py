@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,8 +41,6 @@ class BuiltIn:
 
 MODELS: Registry[BuiltIn] = Registry("model", group="offsupport.models")
 M = TypeVar("M", bound="Callable[[], nn.Module]")
-_LOADED = ("zoo:", "file:", "timm:")
-"""What names of weights begin with; nothing in them is executed."""
 PIN = 12
 """Hexadecimal digits of a hash in a pinned name."""
 
@@ -75,16 +73,6 @@ def register_model(name: str, about: str = "") -> Callable[[M], M]:
         return function
 
     return store
-
-
-def code_named(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the function that the setting ``model`` names, if it is no name of a model."""
-    name = config.get("model")
-    return frozenset({name}) if isinstance(name, str) and _is_code(name) else frozenset()
-
-
-def _is_code(name: str) -> bool:
-    return ":" in name and not name.startswith(_LOADED)
 
 
 def pinned(name: str) -> str:
@@ -120,9 +108,9 @@ def source_model(name: str, folder: Path, code: Collection[str] = frozenset()) -
         code: The names ``module:function`` that may be imported and called; any other is refused. A name that comes
             from a file is never put here.
     """
-    from offsupport.nn.loading import load_model
+    from offsupport.nn.loading import MODEL_PREFIXES, load_model
 
-    if name.startswith(_LOADED):
+    if name.startswith(MODEL_PREFIXES):
         plain = name.partition("@")[0]
         if "@" in name and pinned(plain) != name:
             raise ModelError(f"The weights of {plain} have changed: this asks for {name}.", "Begin a new run.")
@@ -163,7 +151,7 @@ def _made_by(make: Callable[[], Any], name: str) -> nn.Module:
 def _built_in(name: str) -> BuiltIn:
     if name in MODELS:
         return MODELS[name]
-    forms = f"{nearest(name, MODELS)} Other models are zoo:NAME, file:PATH, timm:NAME, or module:function with --allow-code."
+    forms = f"{nearest(name, MODELS)} Other models: zoo:NAME, file:PATH, timm:NAME, module:function with --allow-code."
     raise ConfigError(f"Unknown model {name!r}.", f"Write file:{name} for that file." if Path(name).exists() else forms)
 
 
