@@ -141,6 +141,15 @@ def require_few(cells: int) -> None:
         )
 
 
+MOST_THREADS = 1024
+
+
+def require_threads(threads: int) -> None:
+    """Refuse a number of threads that no machine has: a computer told to start a billion of them stops."""
+    if not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"A cell cannot have {threads} threads.", f"Give a number from 1 to {MOST_THREADS}.")
+
+
 def code_of(cell: Cell) -> frozenset[str]:
     """Return the functions that a cell names; it is computed only where its :class:`Place` allows them."""
     return frozenset(value for value in cell.config.values() if names_code(value))
@@ -173,7 +182,9 @@ def prepare(cells: Iterable[Cell], place: Place) -> None:
 
 
 def _settings(cell: Cell, kind: Kind) -> Any:
-    return build(kind.config, cell.config, f"a cell of kind {cell.kind!r}")
+    config = build(kind.config, cell.config, f"a cell of kind {cell.kind!r}")
+    require_threads(config.threads)
+    return config
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import platform
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -16,6 +17,7 @@ from typing import Any
 from offsupport.bench.cell import Cell, Outcome, require_few
 from offsupport.core.errors import FileError
 from offsupport.core.files import (
+    MOST_BYTES,
     TEMPORARY,
     canonical_json,
     folder_lock,
@@ -167,6 +169,9 @@ class Store:
     def sound(self, key: str) -> Sound | Invalid:
         """Return the intact result of this schema and cell, or why there is none."""
         try:
+            facts = self.path(key).stat()
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > MOST_BYTES:  # a pipe would keep its reader for ever
+                return Invalid("no result: not an ordinary file, or far too large", found=True)
             data = self.path(key).read_bytes()
         except FileNotFoundError:
             return Invalid("not computed yet", found=False)

@@ -188,8 +188,10 @@ def verify(
     found.needs_code = {label(one.cell): min(code_of(one.cell) - code) for one in chosen if code_of(one.cell) - code}
     chosen = [one for one in chosen if code_of(one.cell) <= code]
     with tempfile.TemporaryDirectory() as scratch:
-        if (Path(folder) / "models").is_dir():  # the weights are part of what is verified, not made again
-            shutil.copytree(Path(folder) / "models", Path(scratch) / "models")
+        (Path(scratch) / "models").mkdir()
+        for weights in (Path(folder) / "models").glob("*.safetensors"):  # part of what is verified, not made again
+            if weights.is_file():  # and no pipe or device, which never ends
+                shutil.copy(weights, Path(scratch) / "models")
         place = Place(Path(scratch), data, code=code)
         summary = run_cells([record.cell for record in chosen], place, workers, announce)
         for stored in chosen:

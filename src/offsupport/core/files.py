@@ -113,7 +113,7 @@ def parse_json(data: bytes | str) -> Any:
         {'error': 0.25}
     """
     try:
-        value = json.loads(data, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(data, parse_float=_finite, parse_constant=_finite, parse_int=_whole)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     level = [value]
@@ -131,6 +131,12 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text} is no finite number")
     return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > 40:  # more than any count, seed or hash, and less than what a float can be made of
+        raise ValueError(f"{text[:10]}... is too large a number")
+    return int(text)
 
 
 def _require_text(value: Any, data: bytes | str) -> None:

@@ -47,7 +47,7 @@ def _require_small(text: str, owner: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MOST_DEPTH:
             raise FileError(f"{owner} is nested more than {MOST_DEPTH} deep.", "Settings need two or three levels.")
-        if count > 2 * MOST_VALUES:
+        if count > MOST_VALUES:
             raise FileError(f"{owner} has more than {MOST_VALUES:,} values.", "Settings need a few dozen.")
         if isinstance(event, yaml.ScalarEvent):
             event.value.encode()  # an escape can write half a surrogate pair, which no file could hold: a ValueError

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offsupport.bench.cell import label
+from offsupport.bench.cell import label, require_few
 from offsupport.bench.runs import Run, Status
 from offsupport.bench.store import Record
 from offsupport.core import files
+from offsupport.core.errors import FileError
 from offsupport.core.registry import names_code
 from offsupport.report import figures, page
 from offsupport.report.page import Badge, Download, Figure, Page, Section, Tile, Value
@@ -314,7 +315,10 @@ def _seeds(record: Record) -> Iterable[int]:
     config = record.cell.config
     if "seed" in config:
         return [int(config["seed"])]
-    return range(config["first"], config["first"] + config["runs"]) if "first" in config else []
+    if "first" not in config:
+        return []
+    require_few(config["runs"])
+    return range(config["first"], config["first"] + config["runs"])
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -357,6 +361,25 @@ def write_report(run: Run | Path | str) -> tuple[Path, Measured]:
         run: The run, whose results may have been read already; or its folder.
     """
     run = run if isinstance(run, Run) else Run(run)
+    try:
+        report, measured = _page_of(run)
+    except _SENSELESS as error:
+        raise FileError(
+            f"A result in {run.folder} is not what cells of its kind compute ({type(error).__name__}: {error}).",
+            "Find it with offsupport bench verify, delete it and run the grid again.",
+        ) from error
+    for file in report.downloads:
+        files.write_text(run.folder / file.name, file.text)
+    path = run.folder / "report.html"
+    page.write(report, path)
+    return path, measured
+
+
+_SENSELESS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What measuring raises where a number is a word, or a part is missing: a right checksum says nothing about either."""
+
+
+def _page_of(run: Run) -> tuple[Page, Measured]:
     request = Request.of(run.store.request())
     if request.table:
         table = TABLES[request.table]
@@ -367,12 +390,7 @@ def write_report(run: Run | Path | str) -> tuple[Path, Measured]:
         status = _parsed(run.status())
         measured = Measured(rows=error_rows(status.done))
         title, about = f"Benchmark {run.folder.resolve().name}", "A grid of cells of the user's own."
-    report = run_page(title, about, measured, status, request)
-    for file in report.downloads:
-        files.write_text(run.folder / file.name, file.text)
-    path = run.folder / "report.html"
-    page.write(report, path)
-    return path, measured
+    return run_page(title, about, measured, status, request), measured
 
 
 def _parsed(status: Status) -> Status:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from offsupport.bench.cell import Cell, Place, code_of, require_few
+from offsupport.bench.cell import Cell, Place, code_of, require_few, require_threads
 from offsupport.bench.runs import Run
 from offsupport.bench.store import Record
 from offsupport.core.config import build
@@ -120,6 +121,7 @@ def read_recipe(path: Path | str) -> list[Cell]:
 def recipe_cells(recipe: GridRecipe, folder: Path) -> list[Cell]:
     """Return the cells of a recipe, none twice; files it names are looked for in ``folder``."""
     require_few(recipe.seeds)
+    require_threads(recipe.threads)
     datasets = [_entry(DataSet, "dataset", each, folder) for each in recipe.datasets]
     methods = [_entry(Method, "method", each, folder) for each in recipe.methods]
     each = [(_axes(recipe, data), data) for data in datasets]
@@ -246,9 +248,10 @@ def _known(records: Iterable[Record]) -> dict[str, _Price]:
     groups: dict[str, list[_Price]] = {}
     for record in records:
         found = record.deterministic
-        seconds = record.timing["seconds"] / found["n"]
-        price = _Price(seconds, *_passes(found["passes"], len(found["trace"])), "results")
-        groups.setdefault(_group(record.cell), []).append(price)
+        with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):  # of another kind, or not ours
+            seconds = float(record.timing["seconds"] / found["n"])
+            price = _Price(seconds, *_passes(found["passes"], len(found["trace"])), "results")
+            groups.setdefault(_group(record.cell), []).append(price)
     return {group: _mean(prices) for group, prices in groups.items()}
 
 
