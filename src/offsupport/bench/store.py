@@ -164,7 +164,10 @@ class Store:
     def read(self, key: str) -> Record | Invalid:
         """Return the result under ``key``, or why there is none to use."""
         found = self.sound(key)
-        return found if isinstance(found, Invalid) else found.record
+        try:
+            return found if isinstance(found, Invalid) else found.record
+        except FileError:
+            return Invalid("damaged: it is not what a run writes", found=True)
 
     def sound(self, key: str) -> Sound | Invalid:
         """Return the intact result of this schema and cell, or why there is none."""
