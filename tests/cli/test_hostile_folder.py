@@ -286,6 +286,7 @@ def test_a_real_process_and_its_workers_import_nothing_from_the_working_folder(f
         (folder / f"{name}.py").write_text(TRAP.format(str(tmp_path / "mark")))
     (folder / "multiprocessing").mkdir()
     (folder / "multiprocessing" / "__init__.py").write_text(TRAP.format(str(tmp_path / "mark")))
+    (folder / "matplotlibrc").write_text("text.usetex: True\nbackend: module://evilmod\n")
     words = ["bench", "run", "--methods", "source", "--limit", "16", "--workers", "1", "--out", "run"]
     words += ["--model", "zoo:cifar10-resnet18x0.25-moco"]
     begin = "from offsupport.__main__ import main; main()"  # what the command offsupport is

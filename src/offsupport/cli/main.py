@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
+from pathlib import Path
 
 import typer
 
@@ -56,6 +58,7 @@ def main() -> None:
     """Run a verb; a mistake of the user's is a sentence and an exit code, never a traceback."""
     listen()
     _print_any_name()
+    _own_pictures()
     warnings.formatwarning = _as_sentence
     try:
         app()
@@ -72,6 +75,18 @@ def main() -> None:
             raise
         sys.stderr.write("offsupport: interrupted; the same command again goes on from what is done\n")
         sys.exit(EXIT_CODE)
+
+
+def _own_pictures() -> None:
+    """Leave a ``matplotlibrc`` of the working folder unread: it can have programs called, and may be a stranger's."""
+    if not Path("matplotlibrc").is_file():
+        return
+    here = Path.cwd()
+    os.chdir(Path(__file__).parent)  # it is looked for once, where matplotlib is first imported
+    try:
+        import matplotlib  # noqa: F401
+    finally:
+        os.chdir(here)
 
 
 def _as_sentence(message: Warning | str, *where: object, **more: object) -> str:
