@@ -46,6 +46,7 @@ def test_run_status_resume_report(call, tmp_path):
     assert code == 0
     assert json.loads(out) | {"folder": ""} == {
         "folder": "", "total": 4, "done": 4, "failed": 0, "missing": 0, "failures": {}, "reasons": {},
+        "needs_allow_code": {"bench_models:tiny": 4},
     }  # fmt: skip
 
     wider = [word.replace("contrast,fog", "contrast,fog,frost") for word in GRID]
