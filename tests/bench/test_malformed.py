@@ -204,7 +204,7 @@ def test_a_billion_threads_are_refused(tmp_path):
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: links without special rights")
 def test_clearing_up_touches_only_what_runs_have_written(tmp_path):
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    half = f".{CELL.key}.json.abcdefgh{files.TEMPORARY}"
+    half = f".{CELL.key}.json.abcdefgh.offsupport.tmp"
     for folder in (elsewhere, run / "cells", run / "mine", run):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / half).touch()
@@ -212,8 +212,8 @@ def test_clearing_up_touches_only_what_runs_have_written(tmp_path):
     for name in (".notes.tmp", ".draft.json.tmp", "thesis.tmp", ".thesis.offsupport.tmp", half[1:]):
         (run / "cells" / name).touch()
         kept.append(run / "cells" / name)
-    (run / "cells" / f".link.json.abcdefgh{files.TEMPORARY}").symlink_to(elsewhere / half)
-    kept.append(run / "cells" / f".link.json.abcdefgh{files.TEMPORARY}")
+    (run / "cells" / ".link.json.abcdefgh.offsupport.tmp").symlink_to(elsewhere / half)
+    kept.append(run / "cells" / ".link.json.abcdefgh.offsupport.tmp")
     (run / "models").symlink_to(elsewhere)
     (elsewhere / f"{CELL.key}.safetensors").touch()
     (run / "checkpoints").symlink_to(elsewhere)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-import re
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from offsupport.bench.cell import Cell, Outcome, require_few
 from offsupport.core.errors import FileError
 from offsupport.core.files import (
     MOST_BYTES,
-    TEMPORARY,
     canonical_json,
+    clear_temporaries,
     folder_lock,
     parse_json,
     read_json,
@@ -58,15 +57,12 @@ def _cpu() -> str:
 SCHEMA = 1
 SHARED = "SHARED"
 """The file that makes a folder of results one that the runs beside it share."""
+_PLACES = ("cells", "failures", "checkpoints")
 _HEAD = '{"checksum": "'
 _MIDDLE = '",\n"record": '
 _INDENT = 1
 _PARTS = ("cell", "deterministic", "provenance", "timing")
 """The mappings that a record is made of, beside its schema and key."""
-_FOLDERS = ("cells", "failures", "models", "checkpoints")
-"""The folders of a run, in which it clears up; it never looks into others."""
-_HALF_WRITTEN = re.compile(rf"\..+\.(json|safetensors)\.\w{{8}}{re.escape(TEMPORARY)}")
-_CHECKPOINT = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -139,18 +135,16 @@ class Store:
     def locked(self) -> Iterator[None]:
         """Hold the folder for one run, and clear what a killed one left half-written."""
         with folder_lock(self.folder):
-            for leftover in self._own_files(_HALF_WRITTEN):
-                leftover.unlink(missing_ok=True)
-            for checkpoint in self._own_files(_CHECKPOINT):
-                if checkpoint.parent.name == "checkpoints" and self.path(checkpoint.stem).exists():
+            for name in (*_PLACES, "models"):
+                clear_temporaries(self.folder / name)
+            for checkpoint in self._own_checkpoints():
+                if self.path(checkpoint.stem).exists():
                     checkpoint.unlink(missing_ok=True)
             yield
 
-    def _own_files(self, name: re.Pattern[str]) -> Iterator[Path]:
-        """Yield the files of such a name in the folders that runs make; where a link leads is somebody else's."""
-        for folder in (self.folder / each for each in _FOLDERS):
-            if folder.is_dir() and not folder.is_symlink():
-                yield from (path for path in folder.iterdir() if name.fullmatch(path.name) and not path.is_symlink())
+    def _own_checkpoints(self) -> list[Path]:
+        folder = self.folder / "checkpoints"
+        return [] if folder.is_symlink() else list(folder.glob("*.safetensors"))  # where a link leads is not the run's
 
     def write(self, cell: Cell, outcome: Outcome) -> None:
         """Store the result of a cell computed here; an earlier failure of it is forgotten."""
