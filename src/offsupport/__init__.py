@@ -22,6 +22,7 @@ _PUBLIC = {
     "register_corruption": "offsupport.data.corruptions",
     "register_dataset": "offsupport.data.catalog",
     "register_method": "offsupport.methods",
+    "register_model": "offsupport.studies",
     "register_table": "offsupport.studies",
     "source_stats": "offsupport.methods",
 }
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from offsupport.evaluation import evaluate as evaluate
     from offsupport.nn.loading import load_model as load_model
     from offsupport.serving.folder import adapt_folder as adapt_folder
+    from offsupport.studies.models import register_model as register_model
     from offsupport.studies.tables import register_table as register_table
 
 __all__ = ["__version__", *_PUBLIC, *_ROOMS]

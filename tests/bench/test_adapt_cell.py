@@ -19,6 +19,11 @@ SMALL = AdaptConfig(
 )
 
 
+def place(folder):
+    names = ("tiny", "none", "not_a_model", "with_projection")
+    return Place(folder, code=frozenset(f"bench_models:{name}" for name in names))
+
+
 @pytest.fixture(autouse=True)
 def keep_threads():
     threads = torch.get_num_threads()
@@ -27,7 +32,7 @@ def keep_threads():
 
 
 def test_a_cell_is_adapt_and_evaluate(tmp_path):
-    outcome = run_adapt(SMALL, Place(tmp_path))
+    outcome = run_adapt(SMALL, place(tmp_path))
     stream = offsupport.data.stream("digits-c", corruption="contrast", limit=48, batch_size=16)
     result = offsupport.evaluate(offsupport.adapt(tiny(), "bn"), stream)
     found = outcome.deterministic
@@ -46,7 +51,7 @@ def test_a_cell_is_adapt_and_evaluate(tmp_path):
 
 def test_the_same_cell_gives_the_same_bits(tmp_path):
     config = dataclasses.replace(SMALL, method="tent")
-    first, second = run_adapt(config, Place(tmp_path)), run_adapt(config, Place(tmp_path / "elsewhere"))
+    first, second = run_adapt(config, place(tmp_path)), run_adapt(config, place(tmp_path / "elsewhere"))
     assert first.deterministic == second.deterministic
     assert first.provenance == second.provenance
 
@@ -60,7 +65,7 @@ def test_the_same_cell_gives_the_same_bits(tmp_path):
     ],
 )  # fmt: skip
 def test_every_setting_has_an_effect(change, tmp_path):
-    base, other = (run_adapt(c, Place(tmp_path)) for c in (SMALL, dataclasses.replace(SMALL, **change)))
+    base, other = (run_adapt(c, place(tmp_path)) for c in (SMALL, dataclasses.replace(SMALL, **change)))
     assert (base.deterministic, base.provenance) != (other.deterministic, other.provenance)
 
 
@@ -69,7 +74,7 @@ def test_protocol_decides_on_resets(tmp_path):
         SMALL, method="tent", corruption=["contrast", "fog"], hyper={"lr": 2.0}, limit=64, batch_size=16
     )
     found = {
-        protocol: run_adapt(dataclasses.replace(config, protocol=protocol), Place(tmp_path)).deterministic["trace"]
+        protocol: run_adapt(dataclasses.replace(config, protocol=protocol), place(tmp_path)).deterministic["trace"]
         for protocol in ("online", "continual", "episodic")
     }
     assert found["online"][:4] == found["continual"][:4] != found["episodic"][:4]
@@ -79,12 +84,12 @@ def test_protocol_decides_on_resets(tmp_path):
 
 def test_threads_are_the_cells_own(tmp_path):
     torch.set_num_threads(2)
-    run_adapt(SMALL, Place(tmp_path))
+    run_adapt(SMALL, place(tmp_path))
     assert torch.get_num_threads() == 1
 
 
 def test_remarks_of_the_method_are_kept(tmp_path):
-    outcome = run_adapt(dataclasses.replace(SMALL, method="eata", source_images=0), Place(tmp_path))
+    outcome = run_adapt(dataclasses.replace(SMALL, method="eata", source_images=0), place(tmp_path))
     assert any("without source statistics" in remark for remark in outcome.deterministic["warnings"])
 
 
@@ -103,43 +108,43 @@ def test_remarks_of_the_method_are_kept(tmp_path):
 )
 def test_what_cannot_work_is_refused_before_it_runs(change, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
-        prepare_adapt([SMALL, dataclasses.replace(SMALL, **change)], Place(tmp_path))
+        prepare_adapt([SMALL, dataclasses.replace(SMALL, **change)], place(tmp_path))
 
 
 def test_a_function_that_returns_no_model_is_said(tmp_path):
     with pytest.raises(ModelError, match="returned str"):
-        prepare_adapt([dataclasses.replace(SMALL, model="bench_models:not_a_model")], Place(tmp_path))
+        prepare_adapt([dataclasses.replace(SMALL, model="bench_models:not_a_model")], place(tmp_path))
 
 
 def test_a_constrained_method_reports_its_gates_and_ranks(tmp_path):
     config = dataclasses.replace(SMALL, method="tent+sc", hyper={"penalty": "prox", "prox": 0.6, "lr": 0.01, "rank": 2})
-    prepare_adapt([config], Place(tmp_path))
-    found = run_adapt(config, Place(tmp_path)).deterministic
+    prepare_adapt([config], place(tmp_path))
+    found = run_adapt(config, place(tmp_path)).deterministic
     findings = found["findings"]
     assert findings["zero_gates"] == 1.0  # three batches at 0.6 a step close every gate that starts at 1
     assert findings["mean_effective_rank"] == 0.0
     assert findings["updates"]["layer1.0.conv1"]["rank"] == 2
     assert findings["gates"]["fc"] == [0.0, 0.0]
     assert json.loads(json.dumps(findings)) == findings
-    assert "findings" not in run_adapt(SMALL, Place(tmp_path)).deterministic
+    assert "findings" not in run_adapt(SMALL, place(tmp_path)).deterministic
 
 
 def test_small_batches_are_no_reason_to_refuse_a_method_that_compares_source_batches(tmp_path):
     config = dataclasses.replace(SMALL, method="tttpp+sc", model="bench_models:with_projection", hyper={"rank": 2})
-    prepare_adapt([config], Place(tmp_path))
+    prepare_adapt([config], place(tmp_path))
 
 
 def test_statistics_are_made_as_the_hyper_parameters_say(tmp_path):
     for form, rank in (("full", 3), ("diagonal", 2)):
         hyper = {"class_cov": form, "window": 32}
         config = dataclasses.replace(SMALL, method="ttac", hyper=hyper, source_images=128)
-        adapter = adapter_of(config, tiny(), Place(tmp_path))
+        adapter = adapter_of(config, tiny(), place(tmp_path))
         assert adapter.source.tensors["class_cov"].dim() == rank
 
 
 def test_source_statistics_from_the_test_split_are_called_a_leak(tmp_path):
-    fair = run_adapt(dataclasses.replace(SMALL, method="eata"), Place(tmp_path))
-    leak = run_adapt(dataclasses.replace(SMALL, method="eata", source_split="test"), Place(tmp_path))
+    fair = run_adapt(dataclasses.replace(SMALL, method="eata"), place(tmp_path))
+    leak = run_adapt(dataclasses.replace(SMALL, method="eata", source_split="test"), place(tmp_path))
     assert any("leak" in remark for remark in leak.deterministic["warnings"])
     assert not any("leak" in remark for remark in fair.deterministic["warnings"])
     assert (fair.provenance["source_split"], leak.provenance["source_split"]) == ("train", "test")
@@ -150,4 +155,4 @@ def test_a_cell_says_its_device_only_where_it_is_not_the_cpu(tmp_path):
     gpu = dataclasses.replace(SMALL, device="cuda")
     assert gpu.cell().config["device"] == "cuda"
     with pytest.raises(ConfigError, match="no device 'gpu'"):
-        prepare_adapt([dataclasses.replace(SMALL, device="gpu")], Place(tmp_path))
+        prepare_adapt([dataclasses.replace(SMALL, device="gpu")], place(tmp_path))

@@ -96,9 +96,10 @@ def test_a_missing_gpu_is_said_where_the_cell_is_computed(machine, tmp_path):
     machine(0)
     config = AdaptConfig(dataset="digits-c", method="bn", corruption="fog", model="bench_models:tiny", limit=16)
     config = dataclasses.replace(config, device="cuda")
-    prepare_adapt([config], Place(tmp_path))
+    place = Place(tmp_path, code=frozenset({config.model}))
+    prepare_adapt([config], place)
     with pytest.raises(ConfigError, match=SENTENCE):
-        run_adapt(config, Place(tmp_path))
+        run_adapt(config, place)
     with pytest.raises(ConfigError, match=SENTENCE):
         run_cells([gpu_cell(1)], Place(tmp_path))
     assert not list(tmp_path.iterdir())

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ from offsupport.core.errors import ConfigError, ModelError
 from offsupport.core.files import sha256_file
 from offsupport.nn import build_network
 from offsupport.studies import AdaptConfig
-from offsupport.studies.models import MODELS, BuiltIn, pinned, source_model
+from offsupport.studies.models import MODELS, BuiltIn, pinned, register_model, source_model
 
 
 @pytest.fixture
@@ -75,3 +77,38 @@ def test_files_and_zoo_models_are_pinned_by_their_weights(tmp_path):
         pinned("zoo:nothing")
     for card in map(zoo.card, zoo.names()):
         assert pinned(f"zoo:{card['name']}") == f"zoo:{card['name']}@{card['file_sha256'][:12]}"
+
+
+def test_a_registered_model_is_made_by_its_function_and_kept_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(MODELS, "_items", dict(MODELS._items))
+
+    def made():
+        return nn.Linear(2, 2)
+
+    assert register_model("of-mine.1", "a line")(made) is made
+    assert not source_model("of-mine.1", tmp_path).training
+    assert not list(tmp_path.iterdir())
+    register_model("of-mine.1")(made)  # a notebook's cell, run again
+    with pytest.raises(ConfigError, match="registered already"):
+        register_model("digits-small")(made)
+    for name in ("mine:model", "../mine", "", "a b"):
+        with pytest.raises(ConfigError, match="cannot be the name"):
+            register_model(name)
+    register_model("of-mine.2")(lambda: "no model")
+    with pytest.raises(ModelError, match="returned str"):
+        source_model("of-mine.2", tmp_path)
+
+
+def test_code_is_imported_only_where_its_very_name_was_allowed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "of_mine_three.py").write_text("from torch import nn\ndef made(): return nn.Linear(2, 2)\n")
+    for code in ((), {"of_mine_three:other"}, {"of_mine_three"}):
+        with pytest.raises(ConfigError, match="--allow-code"):
+            source_model("of_mine_three:made", tmp_path, frozenset(code))
+    assert "of_mine_three" not in sys.modules
+    assert str(tmp_path) not in sys.path
+    assert isinstance(source_model("of_mine_three:made", tmp_path, {"of_mine_three:made"}), nn.Linear)
+    (tmp_path / "c:model").touch()
+    with pytest.raises(ConfigError, match="file:c:model"):
+        source_model("c:model", tmp_path)

@@ -87,7 +87,8 @@ def test_adaptation_gives_the_same_bytes_from_weights_that_the_driver_sends(clus
 
 
 def test_the_command_line_takes_a_cluster(cluster, folders):
-    grid = ["--corruptions", "contrast,fog", "--methods", "source,bn", "--model", "bench_models:tiny", "--limit", "48"]
+    grid = ["--corruptions", "contrast,fog", "--methods", "source,bn", "--limit", "48"]
+    grid += ["--model", "bench_models:tiny", "--allow-code"]
     rows = []
     for folder, where in zip(folders, ([], ["--executor", "ray", "--address", cluster.address]), strict=True):
         words = ["bench", "run", *grid, "--out", str(folder / "run"), "--json", *where]

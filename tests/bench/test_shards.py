@@ -23,6 +23,10 @@ WHOLE = AdaptConfig(
 )  # fmt: skip
 
 
+def place(folder):
+    return Place(folder, code=frozenset({WHOLE.model}))
+
+
 def tiny():
     torch.manual_seed(0)
     return build_network("mae-digits/8", 10, "digits").eval()
@@ -42,8 +46,8 @@ def images(outcome):
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_any_split_gives_the_numbers_of_the_whole(count, tmp_path):
-    rows, correct = images(run_adapt(WHOLE, Place(tmp_path)))
-    parts = [images(run_adapt(dataclasses.replace(WHOLE, shard=f"{i}/{count}"), Place(tmp_path))) for i in range(count)]
+    rows, correct = images(run_adapt(WHOLE, place(tmp_path)))
+    parts = [images(run_adapt(dataclasses.replace(WHOLE, shard=f"{i}/{count}"), place(tmp_path))) for i in range(count)]
     seen = np.concatenate([part[0] for part in parts])
     assert sorted(seen) == rows.tolist()
     together = np.concatenate([part[1] for part in parts])[np.argsort(seen)]
@@ -68,10 +72,10 @@ def test_shards_are_one_result_in_a_table(tmp_path):
     store = Store(tmp_path)
     for i in range(2):
         config = dataclasses.replace(WHOLE, shard=f"{i}/2")
-        store.write(config.cell(), run_adapt(config, Place(tmp_path)))
+        store.write(config.cell(), run_adapt(config, place(tmp_path)))
     records = [store.read(dataclasses.replace(WHOLE, shard=f"{i}/2").cell().key) for i in range(2)]
     (part,) = parts_of(records)
-    rows, correct = images(run_adapt(WHOLE, Place(tmp_path)))
+    rows, correct = images(run_adapt(WHOLE, place(tmp_path)))
     assert np.array_equal(part.images[0], rows)
     assert np.array_equal(part.images[1], correct)
     assert "shard" not in part.method
@@ -84,9 +88,9 @@ def test_a_whole_stream_has_the_key_it_always_had():
 
 def test_shards_that_make_no_sense_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="carries state from image to image"):
-        prepare_adapt([dataclasses.replace(WHOLE, method="tent", hyper={}, shard="0/2")], Place(tmp_path))
+        prepare_adapt([dataclasses.replace(WHOLE, method="tent", hyper={}, shard="0/2")], place(tmp_path))
     with pytest.raises(ConfigError, match="carries state from image to image"):
-        prepare_adapt([dataclasses.replace(WHOLE, hyper={"online": True}, shard="0/2")], Place(tmp_path))
+        prepare_adapt([dataclasses.replace(WHOLE, hyper={"online": True}, shard="0/2")], place(tmp_path))
     for shard in ("2/2", "one", "0", "-1/2"):
         with pytest.raises(ConfigError, match="There is no shard"):
-            prepare_adapt([dataclasses.replace(WHOLE, shard=shard)], Place(tmp_path))
+            prepare_adapt([dataclasses.replace(WHOLE, shard=shard)], place(tmp_path))

@@ -52,7 +52,7 @@ def rows(path: Path = Path("predictions.csv")) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-TINY = ("--model", "adapt_models:tiny", "--images", "in", "--threads", 1)
+TINY = ("--model", "adapt_models:tiny", "--allow-code", "--images", "in", "--threads", 1)
 
 
 def test_the_predictions_are_those_of_the_library(call, tmp_path):
@@ -127,7 +127,9 @@ def test_episodic_batches_do_not_know_of_each_other(call, tmp_path):
 def test_the_order_of_class_folders_is_remarked_where_it_matters(call, tmp_path, model, words, warns):
     for name in "ab":
         write_digits(tmp_path / "in" / name, 2)
-    code, out, err = call("--model", f"adapt_models:{model}", "--images", "in", "--threads", 1, *words, "--json")
+    code, out, err = call(
+        "--model", f"adapt_models:{model}", "--allow-code", "--images", "in", "--threads", 1, *words, "--json"
+    )
     assert code == 0, err
     assert any("one class at a time" in note for note in json.loads(out)["notes"]) == warns
 
@@ -202,7 +204,7 @@ def test_mistakes_get_a_sentence_and_leave_no_file(call, tmp_path, words, code, 
 
 def test_size_brings_images_to_the_model(call, tmp_path):
     write_digits(tmp_path / "in", 3, side=40)
-    words = ("--model", "adapt_models:only_16", "--images", "in", "--method", "source")
+    words = ("--model", "adapt_models:only_16", "--allow-code", "--images", "in", "--method", "source")
     assert call(*words, "--size", 16)[0] == 0
     assert len(rows()) == 3
 

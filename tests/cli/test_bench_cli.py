@@ -14,7 +14,8 @@ from offsupport.cli.main import main
 from offsupport.core.files import folder_lock
 
 HELPERS = Path(__file__).parent.parent / "bench"
-GRID = ["--corruptions", "contrast,fog", "--methods", "source,bn", "--model", "bench_models:tiny", "--limit", "48"]
+TINY = ["--model", "bench_models:tiny", "--allow-code", "--limit", "48"]
+GRID = ["--corruptions", "contrast,fog", "--methods", "source,bn", *TINY]
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ def test_run_status_resume_report(call, tmp_path):
     assert code == 0
     assert json.loads(out) | {"folder": ""} == {
         "folder": "", "total": 4, "done": 4, "failed": 0, "missing": 0, "failures": {}, "reasons": {},
+        "needs_allow_code": {"bench_models:tiny": 4},
     }  # fmt: skip
 
     wider = [word.replace("contrast,fog", "contrast,fog,frost") for word in GRID]
@@ -63,7 +65,7 @@ def test_run_status_resume_report(call, tmp_path):
 def test_dry_run_estimates_from_a_trial_and_then_from_results_and_writes_nothing(call, tmp_path):
     """Method bn makes one forward pass over each image; the clean stream of 48 images is not one of the results."""
     out = tmp_path / "run"
-    words = ["bench", "run", "--methods", "bn", "--model", "bench_models:tiny", "--limit", "48", "--out", out]
+    words = ["bench", "run", "--methods", "bn", *TINY, "--out", out]
     code, shown, _ = call(*words, "--corruptions", "fog,frost", "--dry-run", "--json")
     found = json.loads(shown)
     assert (code, found["cells"], found["done"], len(found["grid"])) == (0, 2, 0, 2)
@@ -78,7 +80,7 @@ def test_dry_run_estimates_from_a_trial_and_then_from_results_and_writes_nothing
     assert (found["done"], found["sources"]) == (1, {"results": 1, "trials": 0})
     assert found["seconds"] == pytest.approx(record["timing"]["seconds"])
 
-    code, shown, _ = call("bench", "verify", out, "--workers", 1, "--json")
+    code, shown, _ = call("bench", "verify", out, *TINY[:3], "--workers", 1, "--json")
     assert (code, json.loads(shown)["exact"], json.loads(shown)["different"]) == (0, 1, {})
     code, shown, _ = call("bench", "diff", out, out)
     assert (code, shown) == (0, "The same, but for the times.\n")

@@ -43,7 +43,7 @@ def folders(tmp_path):
 
 
 def run(tmp_path, *options, model="made"):
-    paths = ["--model", f"{__name__}:{model}", "--images", str(tmp_path / "target")]
+    paths = ["--model", f"{__name__}:{model}", "--allow-code", "--images", str(tmp_path / "target")]
     more = ["--source", str(tmp_path / "source"), "--out", str(tmp_path / "out"), "--json"]
     return CliRunner().invoke(app, ["diagnose", *paths, *more, *options])
 
@@ -89,7 +89,7 @@ def test_source_images_that_are_no_squares_need_a_size(folders, tmp_path):
 
 
 def test_the_embedded_digits_have_one_size(tmp_path, monkeypatch):
-    monkeypatch.setattr("offsupport.studies.models.source_model", lambda name, folder: made())
+    monkeypatch.setattr("offsupport.studies.models.source_model", lambda name, folder, code: made())
     monkeypatch.setattr("offsupport.serving.folder_diagnosis.MOST_SOURCE", 40)
     write_images(tmp_path / "target", [(32, 32)])
     options = ["diagnose", "--model", "digits-small", "--images", str(tmp_path / "target"), "--out", str(tmp_path)]
@@ -122,5 +122,5 @@ def test_what_is_missing_is_said(tmp_path):
     missing = runner.invoke(app, ["diagnose", "--model", "digits-small"])
     assert isinstance(missing.exception, ConfigError)
     assert "--images" in str(missing.exception)
-    unknown = runner.invoke(app, ["diagnose", "--model", f"{__name__}:made", "--images", str(tmp_path)])
+    unknown = runner.invoke(app, ["diagnose", "--model", f"{__name__}:made", "--allow-code", "--images", str(tmp_path)])
     assert "--source DIR" in str(unknown.exception)

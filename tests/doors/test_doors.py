@@ -1,4 +1,4 @@
-"""A package of one file adds a method, a corruption, a data set and a table, and the command line knows them.
+"""A package of one file adds a method, a corruption, a data set, a model and a table, and the command line knows them.
 
 The package is installed into a fresh environment that sees the running one: nothing is downloaded, and the running
 environment stays as it is.
@@ -100,13 +100,20 @@ def shell(bare):
     return bare
 
 
-PARTS = {"methods": "surer-half", "corruptions": "dim", "datasets": "stripes", "tables": "surer-half-on-stripes"}
+PARTS = {
+    "methods": "surer-half",
+    "corruptions": "dim",
+    "datasets": "stripes",
+    "models": "two-boxes",
+    "tables": "surer-half-on-stripes",
+}
 
 
 ALONE = {
     "method": "from offsupport.methods import METHODS; METHODS['calm']",
     "corruption": "from offsupport.data.corruptions import CORRUPTIONS; CORRUPTIONS['dim']",
     "data set": "from offsupport.data import load; load('stripes')",
+    "model": "from offsupport.studies.models import MODELS; MODELS['two-boxes']",
     "table": "from offsupport.studies import TABLES; TABLES['calm-on-stripes']",
 }
 

@@ -51,7 +51,7 @@ def test_an_episode_is_a_cell_that_the_report_draws(tmp_path, monkeypatch, reque
         dataset="digits-c", method="mae-ttt+em", corruption="fog", hyper=HYPER, model="test_episode_figure:tiny"
     )
     threads = torch.get_num_threads()
-    first, again = (compute(config.cell(), Place(tmp_path)) for _ in range(2))
+    first, again = (compute(config.cell(), Place(tmp_path, code=frozenset({config.model}))) for _ in range(2))
     torch.set_num_threads(threads)
     assert first.deterministic == again.deterministic
     record = Record("key", config.cell(), first.deterministic, first.provenance, {})

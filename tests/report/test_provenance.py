@@ -65,7 +65,7 @@ def test_the_command_of_a_bench_run_says_the_same_cells(tmp_path, monkeypatch, a
 
     records = status(make_run(tmp_path, **axes)).done
     asked = {}
-    monkeypatch.setattr(bench, "finish", lambda out, data, cells, *rest: asked.update(cells=cells))
+    monkeypatch.setattr(bench, "finish", lambda place, cells, *rest: asked.update(cells=cells))
     monkeypatch.setattr(bench, "_show", lambda *given: None)
     words = shlex.split(command(Request(), records))
     monkeypatch.setattr("sys.argv", words)

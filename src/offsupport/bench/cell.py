@@ -11,7 +11,7 @@ from typing import Any
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError
 from offsupport.core.files import canonical_json, sha256_bytes
-from offsupport.core.registry import Registry
+from offsupport.core.registry import Registry, names_code
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,11 +65,14 @@ class Place:
         folder: The run folder.
         data: The folder that holds the data sets; None leaves it to the environment.
         checkpoint: The file in which a cell that takes long may keep how far it is.
+        code: Functions, each ``module:function``, that a person named and allowed to run. Whatever else a cell names
+            is a name in a registry: nothing that comes from a file is imported.
     """
 
     folder: Path
     data: Path | None = None
     checkpoint: Path | None = None
+    code: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +127,34 @@ def home_of(cell: Cell) -> str:
     return KINDS[cell.kind].run.__module__
 
 
+MOST_CELLS = 100_000
+"""Cells of a grid: many times the largest table there is; what is more is a slip of the finger, or ill will."""
+
+
+def require_few(cells: int) -> None:
+    """Refuse a grid of too many cells before any of them is made, which alone would take all memory."""
+    if cells > MOST_CELLS:
+        number = f"{cells:,}" if cells < 10**18 else "more than a billion times a billion"
+        raise ConfigError(
+            f"This grid would have {number} cells.",
+            f"A grid may have {MOST_CELLS:,}: take fewer seeds, or split it into several runs.",
+        )
+
+
+MOST_THREADS = 1024
+
+
+def require_threads(threads: int) -> None:
+    """Refuse a number of threads that no machine has: a computer told to start a billion of them stops."""
+    if not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"A cell cannot have {threads} threads.", f"Give a number from 1 to {MOST_THREADS}.")
+
+
+def code_of(cell: Cell) -> frozenset[str]:
+    """Return the functions that a cell names; it is computed only where its :class:`Place` allows them."""
+    return frozenset(value for value in cell.config.values() if names_code(value))
+
+
 def make_cell(kind: str, config: Any) -> Cell:
     """Return the cell of a configuration dataclass, every field included."""
     return Cell(kind, {field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
@@ -151,7 +182,9 @@ def prepare(cells: Iterable[Cell], place: Place) -> None:
 
 
 def _settings(cell: Cell, kind: Kind) -> Any:
-    return build(kind.config, cell.config, f"a cell of kind {cell.kind!r}")
+    config = build(kind.config, cell.config, f"a cell of kind {cell.kind!r}")
+    require_threads(config.threads)
+    return config
 
 
 def _plain(value: Any) -> Any:

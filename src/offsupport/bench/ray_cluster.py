@@ -11,7 +11,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,9 +86,12 @@ class _Model(NamedTuple):
 class _Driver:
     def __init__(self, ray: Any, job: Job, workers: int) -> None:
         self.ray, self.job, self.workers = ray, job, workers
-        self.place = Place(job.place.folder.resolve(), job.place.data and job.place.data.resolve())
+        # The permission to run code goes with the cells, as a part of their place: a node decides nothing by itself.
+        self.place = replace(
+            job.place, folder=job.place.folder.resolve(), data=job.place.data and job.place.data.resolve()
+        )
         self.models = [self._packed(path) for path in sorted(self.place.folder.glob("models/*.safetensors"))]
-        options: dict[str, Any] = {"max_retries": 0, "runtime_env": {"env_vars": _environment()}}
+        options: dict[str, Any] = {"max_retries": 0, "runtime_env": {"env_vars": _environment(bool(job.place.code))}}
         self.task = ray.remote(**options)(_compute)
         # Said here and not with each cell, so that Ray ends a worker after its cell: torch would keep to its first GPU.
         self.gpu_task = ray.remote(num_gpus=1, **options)(_compute)
@@ -172,8 +175,12 @@ def _compute(task: Task, place: Place, models: list[_Model]) -> tuple[bytes | No
     return kept.get(task.cell), failure
 
 
-def _environment() -> dict[str, str]:
-    """What a worker on a node finds as one on this machine would: threads, modules of the user's own, the data."""
-    modules = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+def _environment(code: bool) -> dict[str, str]:
+    """What a worker on a node finds as one on this machine would: threads, modules of the user's own, the data.
+
+    Args:
+        code: Whether modules of the working folder count, as they do where code was allowed.
+    """
+    modules = [*([str(Path.cwd())] if code else []), *filter(None, [os.environ.get("PYTHONPATH")])]
     data = {name: os.environ[name] for name in ("OFFSUPPORT_DATA",) if name in os.environ}
-    return {**WORKER_VARIABLES, "PYTHONPATH": modules, **data}
+    return {**WORKER_VARIABLES, **({"PYTHONPATH": os.pathsep.join(modules)} if modules else {}), **data}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -12,9 +13,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from offsupport.bench.cell import Cell, Outcome
+from offsupport.bench.cell import Cell, Outcome, require_few
 from offsupport.core.errors import FileError
-from offsupport.core.files import canonical_json, folder_lock, read_json, sha256_bytes, write_bytes, write_json
+from offsupport.core.files import (
+    MOST_BYTES,
+    canonical_json,
+    clear_temporaries,
+    folder_lock,
+    parse_json,
+    read_json,
+    sha256_bytes,
+    write_bytes,
+    write_json,
+)
 from offsupport.core.version import __version__
 
 # What a result was computed with: versions and the type of the CPU.
@@ -46,9 +57,12 @@ def _cpu() -> str:
 SCHEMA = 1
 SHARED = "SHARED"
 """The file that makes a folder of results one that the runs beside it share."""
+_PLACES = ("cells", "failures", "checkpoints")
 _HEAD = '{"checksum": "'
 _MIDDLE = '",\n"record": '
 _INDENT = 1
+_PARTS = ("cell", "deterministic", "provenance", "timing")
+"""The mappings that a record is made of, beside its schema and key."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +93,14 @@ class Invalid:
 class Sound:
     """A result file found intact, parsed when somebody looks into it: counting thousands of them takes no parsing."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, path: Path) -> None:
         self.data = data
+        self.path = path
 
     @cached_property
     def record(self) -> Record:
         """What the file says."""
-        return parse(self.data)
+        return read_record(self.data, self.path)
 
 
 class Store:
@@ -120,12 +135,16 @@ class Store:
     def locked(self) -> Iterator[None]:
         """Hold the folder for one run, and clear what a killed one left half-written."""
         with folder_lock(self.folder):
-            for leftover in self.folder.glob("*/.*.tmp"):
-                leftover.unlink(missing_ok=True)
-            for checkpoint in self.folder.glob("checkpoints/*.safetensors"):
+            for name in (*_PLACES, "models"):
+                clear_temporaries(self.folder / name)
+            for checkpoint in self._own_checkpoints():
                 if self.path(checkpoint.stem).exists():
                     checkpoint.unlink(missing_ok=True)
             yield
+
+    def _own_checkpoints(self) -> list[Path]:
+        folder = self.folder / "checkpoints"
+        return [] if folder.is_symlink() else list(folder.glob("*.safetensors"))  # where a link leads is not the run's
 
     def write(self, cell: Cell, outcome: Outcome) -> None:
         """Store the result of a cell computed here; an earlier failure of it is forgotten."""
@@ -139,11 +158,17 @@ class Store:
     def read(self, key: str) -> Record | Invalid:
         """Return the result under ``key``, or why there is none to use."""
         found = self.sound(key)
-        return found if isinstance(found, Invalid) else found.record
+        try:
+            return found if isinstance(found, Invalid) else found.record
+        except FileError:
+            return Invalid("damaged: it is not what a run writes", found=True)
 
     def sound(self, key: str) -> Sound | Invalid:
         """Return the intact result of this schema and cell, or why there is none."""
         try:
+            facts = self.path(key).stat()
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > MOST_BYTES:  # a pipe would keep its reader for ever
+                return Invalid("no result: not an ordinary file, or far too large", found=True)
             data = self.path(key).read_bytes()
         except FileNotFoundError:
             return Invalid("not computed yet", found=False)
@@ -152,7 +177,7 @@ class Store:
         if not intact(data):
             return Invalid("damaged: its checksum does not match", found=True)
         reason = _misplaced(data, key)
-        return Invalid(reason, found=True) if reason else Sound(data)
+        return Invalid(reason, found=True) if reason else Sound(data, self.path(key))
 
     def write_failure(self, cell: Cell, message: str) -> None:
         """Note that a cell failed, and how."""
@@ -161,7 +186,14 @@ class Store:
     def failure(self, key: str) -> str | None:
         """Return how a cell failed, or None."""
         path = self.failure_path(key)
-        return str(read_json(path)["message"]) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            found = read_json(path)
+        except (FileError, OSError):
+            found = None
+        message = found.get("message") if isinstance(found, dict) else None
+        return message if isinstance(message, str) else f"it failed, and its note {path.name} is damaged"
 
     def add_to_grid(self, cells: Iterable[Cell], request: dict[str, Any]) -> None:
         """Note what this folder is for: its cells, those of earlier runs included, and what was asked last."""
@@ -177,8 +209,8 @@ class Store:
         return _cells(self._read_grid())
 
     def request(self) -> dict[str, Any]:
-        """Return what was asked last."""
-        return dict(self._read_grid()["request"])
+        """Return what was asked last; nothing where that is not known."""
+        return dict(self._read_grid()["request"] or {})
 
     @property
     def _grid_path(self) -> Path:
@@ -190,21 +222,56 @@ class Store:
         grid = read_json(self._grid_path)
         if not isinstance(grid, dict) or grid.get("schema") != SCHEMA:
             raise FileError(f"{self._grid_path} was written by another version.", "Run the grid again.")
-        return grid
+        request, cells = grid.get("request"), grid.get("cells")
+        if not isinstance(request, (dict, type(None))) or not isinstance(cells, list) or not all(map(_is_cell, cells)):
+            raise FileError(f"{self._grid_path} is damaged.", "Delete it and run the grid again; results are kept.")
+        require_few(len(cells))
+        return {**grid, "request": request}
 
 
 def _misplaced(data: bytes, key: str) -> str:
     """Return why an intact file is not the result of this cell, or nothing.
 
-    To parse a file takes ten times as long as to read and hash it. So first its text is searched for the two lines that
+    To parse a file takes ten times as long as to read and hash it. So first its text is searched for the lines that
     :func:`seal` would write; only where one is not there, what the file says is parsed and decides.
     """
-    if all(_line(name, value) in data for name, value in (("schema", SCHEMA), ("key", key))):
+    lines = [_line("schema", SCHEMA), _line("key", key), *_OPENINGS]
+    if all(line in data for line in lines):
         return ""
-    body = json.loads(data)["record"]
+    try:
+        return "" if _body(data)["key"] == key else "of another cell"
+    except ValueError as error:
+        return str(error)
+
+
+_OPENINGS = [f'\n{" " * _INDENT}"{name}": {{'.encode() for name in _PARTS]
+"""How the mappings of a record begin."""
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    """Return the record of a result file, each part of its type; a ValueError says what is wrong.
+
+    A checksum finds damage and is no signature: whoever can write the file can write what they like under a right one.
+    """
+    try:
+        whole = parse_json(data)
+    except ValueError as error:
+        raise ValueError(f"damaged: {error}") from None
+    body = whole.get("record") if isinstance(whole, dict) else None
+    if not isinstance(body, dict) or "schema" not in body:
+        raise ValueError("damaged: it does not say its schema")
     if body["schema"] != SCHEMA:
-        return f"of schema {body['schema']}, this version reads {SCHEMA}"
-    return "" if body["key"] == key else "of another cell"
+        raise ValueError(f"of schema {str(body['schema'])[:20]}, this version reads {SCHEMA}")
+    for name in _PARTS:
+        if not isinstance(body.get(name), dict):
+            raise ValueError(f"damaged: its {name} is missing or no mapping")
+    if not _is_cell(body["cell"]) or not isinstance(body.get("key"), str):
+        raise ValueError("damaged: it does not say its cell")
+    return body
+
+
+def _is_cell(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("kind"), str) and isinstance(value.get("config"), dict)
 
 
 def _line(name: str, value: str | int) -> bytes:
@@ -231,10 +298,20 @@ def result_file(cell: Cell, outcome: Outcome) -> bytes:
 
 
 def parse(data: bytes) -> Record:
-    """Return what an intact result file says."""
-    body = json.loads(data)["record"]
+    """Return what an intact result file says; a ValueError says why it is none."""
+    body = _body(data)
     cell = Cell(body["cell"]["kind"], body["cell"]["config"])
     return Record(body["key"], cell, body["deterministic"], body["provenance"], body["timing"])
+
+
+def read_record(data: bytes, path: Path) -> Record:
+    """Return what an intact result file says; one that was not written here is an error that names it."""
+    try:
+        return parse(data)
+    except ValueError as error:
+        raise FileError(
+            f"{path} is no result ({error}).", "Delete it; the command that made the run computes it again."
+        ) from error
 
 
 def seal(body: dict[str, Any]) -> bytes:

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from offsupport.bench.cell import Cell, Place, label
+from offsupport.bench.cell import Cell, Place, code_of, label
 from offsupport.bench.executor import run_cells
 from offsupport.bench.runs import status
-from offsupport.bench.store import Record, Store, intact, parse, versions
-from offsupport.core.errors import FileError, GridIncompleteError
+from offsupport.bench.store import Record, Store, intact, read_record, versions
+from offsupport.core.errors import ConfigError, FileError, GridIncompleteError
 from offsupport.core.seeds import derive_seed
 
 # Which fields of results differ: of two results, or of two runs. Times are left out; they always do.
@@ -121,7 +121,7 @@ def _results(path: Path) -> dict[str, Record]:
     data = path.read_bytes()
     if not intact(data):
         raise FileError(f"{path} is damaged or no result file.", "Run its grid again to compute it again.")
-    record = parse(data)
+    record = read_record(data, path)
     return {record.key: record}
 
 
@@ -145,6 +145,8 @@ class Verified:
     """Computed elsewhere, and within the tolerance."""
     different: dict[str, str] = field(default_factory=dict)
     """What differs, by a label of the cell."""
+    needs_code: dict[str, str] = field(default_factory=dict)
+    """Results that were not computed again, because they name code that nobody allowed; which, by label."""
 
     def words(self) -> str:
         """Return what was compared, and how, as a sentence."""
@@ -153,7 +155,8 @@ class Verified:
             f"{self.tolerant} within {TOLERANCE:g}, because versions or CPU are others" if self.tolerant else "",
         ]
         how = " and ".join(filter(None, ways)) or "none to compare"
-        return f"{self.sample} of {self.done} results computed again and compared: {how}."
+        left = f" {len(self.needs_code)} were not: they need --allow-code." if self.needs_code else ""
+        return f"{self.sample - len(self.needs_code)} of {self.done} results computed again and compared: {how}.{left}"
 
 
 def verify(
@@ -163,6 +166,7 @@ def verify(
     seed: int = 0,
     workers: int = 1,
     announce: Callable[[str], None] = lambda line: None,
+    code: frozenset[str] = frozenset(),
 ) -> Verified:
     """Compute some results of a run again, in a folder of their own, and compare.
 
@@ -173,16 +177,23 @@ def verify(
         seed: Seed of the choice.
         workers: How many processes; 0 for one per core, or per GPU where cells need one.
         announce: Given a line for people when something needs their attention.
+        code: Functions (``module:function``) that results may name and that may run; a result that names another one is
+            not computed again.
     """
     done = list(status(folder).done)
     if not done:
         raise GridIncompleteError(f"{folder} has no results yet.", "Run its grid first.")
     chosen = random.Random(derive_seed("verify", seed)).sample(done, min(sample, len(done)))  # noqa: S311 - no secret
     found = Verified(len(done), len(chosen))
+    found.needs_code = {label(one.cell): min(code_of(one.cell) - code) for one in chosen if code_of(one.cell) - code}
+    chosen = [one for one in chosen if code_of(one.cell) <= code]
     with tempfile.TemporaryDirectory() as scratch:
-        if (Path(folder) / "models").is_dir():  # the weights are part of what is verified, not made again
-            shutil.copytree(Path(folder) / "models", Path(scratch) / "models")
-        summary = run_cells([record.cell for record in chosen], Place(Path(scratch), data), workers, announce)
+        (Path(scratch) / "models").mkdir()
+        for weights in (Path(folder) / "models").glob("*.safetensors"):  # part of what is verified, not made again
+            if weights.is_file():  # and no pipe or device, which never ends
+                shutil.copy(weights, Path(scratch) / "models")
+        place = Place(Path(scratch), data, code=code)
+        summary = run_cells([record.cell for record in chosen], place, workers, announce)
         for stored in chosen:
             now = Store(scratch).read(stored.key)
             failure = summary.failed.get(stored.key, "no result")
@@ -206,6 +217,16 @@ def _tolerable(path: str, a: Any, b: Any) -> bool:
         return True
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (a, b))
     return numbers and abs(a - b) <= TOLERANCE * max(1.0, abs(a))
+
+
+def require_permission(found: Verified) -> None:
+    """Raise an error when results were left out because they name code."""
+    if found.needs_code:
+        name = next(iter(found.needs_code.values()))
+        raise ConfigError(
+            f"{len(found.needs_code)} of {found.sample} results name code, {name!r}, and were not computed again.",
+            f"If you trust it: --model {name} --allow-code",
+        )
 
 
 def require_same(found: Verified, folder: Path) -> None:

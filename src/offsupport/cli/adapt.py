@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from offsupport.cli.output import JSON, as_option, emit_json, emit_table, say
-from offsupport.cli.settings import parse_settings
+from offsupport.cli.settings import AllowCode, allowed, parse_settings
 from offsupport.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ NEEDS_PYTHON = ("logits", "inplace", "spell")
 
 def adapt(
     model: str = typer.Option(
-        ..., help="zoo:NAME, file:PATH, timm:NAME, digits-small, or module:function that returns a model."
+        ..., help="zoo:NAME, file:PATH, timm:NAME, digits-small, or module:function with --allow-code."
     ),
     images: Path = typer.Option(..., help="Folder of the images to predict; folders inside it count."),
     method: str = typer.Option(..., help="How to adapt: a name of `offsupport list methods`, also with +sc."),
@@ -51,6 +51,7 @@ def adapt(
     episodic: bool = typer.Option(False, "--episodic", help="Start anew from the source model for each batch."),
     seed: int = typer.Option(0, help="Seed of the method's draws, of --shuffle and of the choice of source images."),
     threads: int = typer.Option(1, min=1, help="Threads; the last digits of a confidence depend on them."),
+    allow_code: AllowCode = False,
     json: bool = JSON,
 ) -> None:
     """Adapt a model to a folder of images and predict them; images that cannot be read are named and left out."""
@@ -61,8 +62,9 @@ def adapt(
     settings = parse_settings(hyper, "--hyper", "lr=1e-3")
     _check_hyper(settings)
     torch.set_num_threads(threads)  # here, not in the library: it is a setting of the whole process
+    given = _source_model(model, network, normalization, out.parent, allowed([model], allow_code))
     result = adapt_folder(
-        _source_model(model, network, normalization, out.parent), images, method, out=out, batch_size=batch_size,
+        given, images, method, out=out, batch_size=batch_size,
         preset=preset, source=source, size=size, classes=classes, shuffle=shuffle, episodic=episodic, seed=seed,
         spell=as_option, **settings,
     )  # fmt: skip
@@ -83,14 +85,16 @@ def _check_hyper(settings: Mapping[str, Any]) -> None:
             raise ConfigError(f"--hyper cannot set {name!r}.", "Use offsupport.adapt in Python.")
 
 
-def _source_model(name: str, network: str | None, normalization: str | None, folder: Path) -> SourceModel:
+def _source_model(
+    name: str, network: str | None, normalization: str | None, folder: Path, code: frozenset[str]
+) -> SourceModel:
     """Return the source model by any of its names; one that is trained on the spot is kept in the folder."""
     from offsupport.nn.loading import load_model
     from offsupport.serving.source_model import SourceModel, trained_on
     from offsupport.studies import models
 
     if network is None and normalization is None:
-        return SourceModel(name, lambda: models.source_model(name, folder), trained_on(name))
+        return SourceModel(name, lambda: models.source_model(name, folder, code), trained_on(name))
     if not name.startswith("file:"):
         raise ConfigError(f"{name} says itself which network it is.", "Leave --network and --normalization out.")
     return SourceModel(name, lambda: load_model(name, network=network, normalization=normalization))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from offsupport.cli.output import JSON, emit_in_parts, emit_json, emit_table, say
+from offsupport.cli.settings import AllowCode, allowed
 
 if TYPE_CHECKING:
-    from offsupport.bench import Cell
+    from offsupport.bench import Cell, Place
     from offsupport.bench.runs import Run
     from offsupport.results import Row
     from offsupport.studies import Request
@@ -37,7 +40,8 @@ def run(
     severity: int = typer.Option(5, min=1, help="Severity of the corruptions."),
     seeds: int = typer.Option(1, min=1, help="Run seeds 0, 1, ... of each cell."),
     protocol: str = typer.Option("online", help="online, continual (all corruptions in one stream) or episodic."),
-    model: str = typer.Option("digits-small", help="Name of a model, or module:function that returns one."),
+    model: str = typer.Option("digits-small", help="Name of a model, or module:function with --allow-code."),
+    allow_code: AllowCode = False,
     data: DataFolder = None,
     limit: int | None = typer.Option(None, min=1, help="Only so many images, drawn at random."),
     block: int | None = typer.Option(None, min=1, help="Corrupt only a square of this side."),
@@ -56,6 +60,7 @@ def run(
     as_json: bool = JSON,
 ) -> None:
     """Run every combination of data sets, methods and seeds, from a recipe or from options."""
+    from offsupport.bench import Place
     from offsupport.core.config import build
     from offsupport.studies import Request
     from offsupport.studies.grids import GridRecipe, read_recipe, recipe_cells
@@ -76,10 +81,12 @@ def run(
         grid |= {"batch_size": batch_size, "threads": threads, "device": device}
         cells = recipe_cells(build(GridRecipe, grid, "the grid"), Path())
     folder = out or Path("runs") / (recipe.stem if recipe else "bench")
+    place = Place(folder, data, code=allowed([model], allow_code))
     if dry_run:
-        show_cost(cells, folder, data, as_json)
+        show_cost(cells, place, as_json)
         return
-    _show(finish(folder, data, cells, Request(), workers, executor, address), as_json)
+    with full_disk_is_incomplete():
+        _show(finish(place, cells, Request(), workers, executor, address), as_json)
 
 
 @bench.command()
@@ -88,16 +95,22 @@ def status(
     as_json: bool = JSON,
 ) -> None:
     """Say how many cells of a run are done, failed or missing, and why."""
+    from offsupport.bench.cell import code_of
     from offsupport.bench.runs import Run
 
-    found = Run(folder).status()
+    shown = Run(folder)
+    found = shown.status()
+    code = Counter(name for cell in shown.store.grid() for name in code_of(cell))
     failures, reasons = (_labelled(cells) for cells in (found.failed, found.missing))
     if as_json:
-        emit_json({"folder": str(folder), **found.counts(), "failures": failures, "reasons": reasons})
+        told = {"folder": str(folder), **found.counts(), "failures": failures, "reasons": reasons}
+        emit_json({**told, **({"needs_allow_code": code} if code else {})})
         return
     emit_table(str(folder), list(found.counts()), [[str(count) for count in found.counts().values()]])
     for name, why in {**failures, **reasons}.items():
         say(f"{name}: {why}")
+    for name, count in code.items():
+        say(f"{count} cells name code, {name}: to compute or verify them needs --model {name} --allow-code.")
 
 
 def _labelled(cells: dict[Cell, str]) -> dict[str, str]:
@@ -110,9 +123,25 @@ def _labelled(cells: dict[Cell, str]) -> dict[str, str]:
     return {label(cell): why for cell, why in cells.items()}
 
 
+@contextlib.contextmanager
+def full_disk_is_incomplete() -> Iterator[None]:
+    """Inside, a disk that takes no more ends a run as it does in the middle of one: with exit code 4."""
+    from offsupport.core.errors import GridIncompleteError
+    from offsupport.core.files import FULL
+
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise GridIncompleteError(
+            f"The run could not be written down ({error}).",
+            "Make room and run the same command again: it goes on from what is there.",
+        ) from error
+
+
 def finish(
-    out: Path,
-    data: Path | None,
+    place: Place,
     cells: list[Cell],
     request: Request,
     workers: int,
@@ -120,7 +149,7 @@ def finish(
     address: str | None = None,
 ) -> Run:
     """Compute cells into a run folder; cells without a result at the end are an error with exit code 4."""
-    from offsupport.bench import Executor, Local, Place
+    from offsupport.bench import Executor, Local
     from offsupport.bench.ray_cluster import RayCluster
     from offsupport.bench.runs import run_grid
     from offsupport.core.errors import ConfigError
@@ -129,7 +158,7 @@ def finish(
 
     if address is not None and executor != "ray":
         raise ConfigError("--address is that of a Ray cluster.", "Add --executor ray.")
-    place = Place(require_folder(out), data)
+    require_folder(place.folder)
     who: Executor = RayCluster(address, workers) if executor == "ray" else Local(workers)
     run = run_grid(cells, place, request.to_dict(), announce=say, executor=who)
     computed, present = len(run.summary.computed), len(run.summary.present)
@@ -140,17 +169,13 @@ def finish(
     return run
 
 
-def show_cost(cells: list[Cell], folder: Path, data: Path | None, as_json: bool) -> None:
+def show_cost(cells: list[Cell], place: Place, as_json: bool) -> None:
     """Print a grid and what is left to do of it; nothing is written."""
-    from collections import Counter
-    from dataclasses import asdict
-
-    from offsupport.bench import Place
     from offsupport.studies.grids import estimate_cost
 
-    cost = estimate_cost(cells, Place(folder, data))
+    cost = estimate_cost(cells, place)
     if as_json:
-        emit_json({"folder": str(folder), **asdict(cost), "grid": [cell.to_dict()["config"] for cell in cells]})
+        emit_json({"folder": str(place.folder), **asdict(cost), "grid": [cell.to_dict()["config"] for cell in cells]})
         return
     names = ("method", "hyper", "dataset", "corruption", "severity", "block", "limit", "batch_size")
     shown = [name for name in names if len({str(cell.config[name]) for cell in cells}) > 1] or ["method"]
@@ -194,7 +219,9 @@ def _refuse_both(context: typer.Context) -> None:
     """A recipe says all about the grid; an option that would say it too is a mistake rather than a rank order."""
     from offsupport.core.errors import ConfigError
 
-    elsewhere = {"recipe", "out", "data", "workers", "executor", "address", "dry_run", "as_json"}
+    if context.params["allow_code"]:
+        raise ConfigError("--allow-code has no meaning beside a recipe, which names no code.", "Leave it out.")
+    elsewhere = {"recipe", "allow_code", "out", "data", "workers", "executor", "address", "dry_run", "as_json"}
     for name in set(context.params) - elsewhere:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -222,25 +249,28 @@ def verify(
     folder: RunFolder,
     sample: int = typer.Option(5, min=1, help="How many results to compute again."),
     seed: int = typer.Option(0, help="Seed of the choice."),
+    model: list[str] = typer.Option([], help="module:function that results name and that may run; may be repeated."),
+    allow_code: AllowCode = False,
     data: DataFolder = None,
     workers: Workers = 0,
     as_json: bool = JSON,
 ) -> None:
     """Compute a random sample of results again and compare; the run folder is only read."""
     from offsupport.bench.store import Store
-    from offsupport.bench.verify import require_same
+    from offsupport.bench.verify import require_permission, require_same
     from offsupport.bench.verify import verify as check
     from offsupport.studies import TABLES, Request
 
     request = Request.of(Store(folder).request())
     if request.table:
         TABLES[request.table]  # a table of another package registers the kinds of its cells when it is loaded
-    found = check(folder, data, sample, seed, workers, announce=say)
+    found = check(folder, data, sample, seed, workers, announce=say, code=allowed(model, allow_code))
     if as_json:
         emit_json({"folder": str(folder), **asdict(found)})
     else:
-        typer.echo(found.words() + ("" if found.different else " All the same."))
+        typer.echo(found.words() + (" All the same." if found.exact + found.tolerant and not found.different else ""))
     require_same(found, folder)
+    require_permission(found)
 
 
 def diff(a: Result, b: Result, as_json: bool = JSON) -> None:

@@ -52,6 +52,7 @@ def demo(
 
 def adapt_digits(folder: Path, seed: int) -> Results:
     """Return what every method makes of clean and shifted digits; computed into a run folder, or taken from it."""
+    from offsupport.bench import Place
     from offsupport.report.demo_page import METHODS
     from offsupport.report.run_page import write_report
     from offsupport.studies import AdaptConfig, Request
@@ -68,7 +69,7 @@ def adapt_digits(folder: Path, seed: int) -> Results:
         for name in ("clean", *CORRUPTIONS)
         for method in METHODS
     }
-    run = finish(folder, None, list(cells.values()), Request(), workers=0)
+    run = finish(Place(folder), list(cells.values()), Request(), workers=0)
     write_report(run)
     records = {record.key: record for record in run.status(cells.values()).done}
     results: Results = {}
@@ -80,12 +81,13 @@ def adapt_digits(folder: Path, seed: int) -> Results:
 
 def synthetic_table(folder: Path) -> Measured:
     """Return Table 1 at smoke scale for some estimators."""
+    from offsupport.bench import Place
     from offsupport.report.run_page import write_report
     from offsupport.studies import TABLES, Request, TableOptions
 
     request = Request("table1", "smoke", TableOptions(methods=ESTIMATORS))
     cells = TABLES[request.table].cells(request.scale, request.options)
-    _, measured = write_report(finish(folder, None, cells, request, workers=0))
+    _, measured = write_report(finish(Place(folder), cells, request, workers=0))
     return measured
 
 

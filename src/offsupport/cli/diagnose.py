@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from offsupport.cli.output import JSON, as_option, emit_json, emit_table, say
-from offsupport.cli.settings import parse_settings
+from offsupport.cli.settings import AllowCode, allowed, parse_settings
 from offsupport.core.errors import ConfigError, DataMissingError, FileError
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from offsupport.serving.source_model import SourceModel
     from offsupport.theory import Diagnosis
 
 DEFAULT_OUT = Path("runs/diagnose")
-OF_NETWORKS = {"model", "images", "source", "size", "out", "json"}
+OF_NETWORKS = {"model", "images", "source", "size", "out", "allow_code", "json"}
 """The options that mean something for a network; a process or arrays have no ``size``."""
 
 
@@ -40,10 +41,11 @@ def diagnose(
     labels: Path | None = typer.Option(None, help="Their labels."),
     target: Path | None = typer.Option(None, help="Your own target samples, one per row."),
     shift: str = typer.Option("auto", help="Kind of shift of your targets, if known: dense or sparse."),
-    model: str | None = typer.Option(None, help="A deep network instead: zoo:NAME, file:PATH, digits-small."),
+    model: str | None = typer.Option(None, help="A deep network instead: zoo:NAME, file:PATH, digits-small, ..."),
     images: Path | None = typer.Option(None, help="Folder of its target images; --source is then a folder, too."),
     size: int | None = typer.Option(None, min=1, help="Side of its images; all are resized and cropped to squares."),
     out: Path = typer.Option(DEFAULT_OUT, help="Folder for diagnosis.json, diagnosis.png and diagnosis.svg."),
+    allow_code: AllowCode = False,
     json: bool = JSON,
 ) -> None:
     """Say by which theorem a target is recoverable, or which assumption fails by how much, and draw it.
@@ -55,9 +57,10 @@ def diagnose(
         _refuse(context, set(context.params) - OF_NETWORKS, "a network")
         if model is None or images is None:
             raise ConfigError("A network and its images come together.", "Give --model and --images.")
-        _of_network(model, images, source, size, out, json)
+        given = _source_model(model, out, allowed([model], allow_code))
+        _of_network(given, images, source, size, out, json)
         return
-    _refuse(context, {"size"}, "a process or arrays")
+    _refuse(context, {"size", "allow_code"}, "a process or arrays")
     if source is not None or labels is not None or target is not None:
         if source is None or labels is None or target is None:
             raise ConfigError("Your own arrays come in three files.", "Give --source, --labels and --target.")
@@ -200,16 +203,22 @@ def _numbers(results: list[Diagnosis]) -> dict[str, list[float]]:
 # A network and a folder of images: --model M --images DIR.
 
 
-def _of_network(model: str, images: Path, source: Path | None, size: int | None, out: Path, as_json: bool) -> None:
+def _source_model(name: str, folder: Path, code: frozenset[str]) -> SourceModel:
+    from offsupport.serving.source_model import SourceModel, trained_on
+    from offsupport.studies import models
+
+    return SourceModel(name, lambda: models.source_model(name, folder, code), trained_on(name))
+
+
+def _of_network(
+    model: SourceModel, images: Path, source: Path | None, size: int | None, out: Path, as_json: bool
+) -> None:
     """Diagnose a folder of images under a network, write the numbers and the picture, and print them."""
     from offsupport.core.files import write_json
     from offsupport.diagnosis.network import save_figure
     from offsupport.serving.folder_diagnosis import diagnose_folder
-    from offsupport.serving.source_model import SourceModel, trained_on
-    from offsupport.studies import models
 
-    given = SourceModel(model, lambda: models.source_model(model, out), trained_on(model))
-    result = diagnose_folder(given, images, source=source, size=size, spell=as_option)
+    result = diagnose_folder(model, images, source=source, size=size, spell=as_option)
     found = result.diagnosis
     write_json(out / "diagnosis.json", result.to_dict())
     save_figure(found.plot(), out / "diagnosis")
@@ -221,7 +230,7 @@ def _of_network(model: str, images: Path, source: Path | None, size: int | None,
             [name, kind, f"{d:.2f}", f"{q:.2f}", f"{s:.0%}"]
             for name, kind, d, q, s in zip(result.images, found.regime, *numbers, strict=True)
         ]
-        emit_table(model, ["image", "regime", "distance", "quantile", "patches off"], rows)
+        emit_table(model.name, ["image", "regime", "distance", "quantile", "patches off"], rows)
         typer.echo(str(found))
     say(f"picture: {out / 'diagnosis.png'}")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import signal
+import os
 import sys
-import threading
 import warnings
+from pathlib import Path
 
 import typer
 
@@ -19,10 +19,7 @@ from offsupport.cli.doctor import doctor
 from offsupport.cli.listing import list_
 from offsupport.cli.train import train
 from offsupport.core.errors import OffsupportError
-from offsupport.core.interrupts import interrupted
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, which typer turns into an exit of its own."""
+from offsupport.core.interrupts import EXIT_CODE, listen
 
 app = typer.Typer(
     name="offsupport",
@@ -59,8 +56,9 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 
 def main() -> None:
     """Run a verb; a mistake of the user's is a sentence and an exit code, never a traceback."""
-    _listen_to_interrupts()
+    listen()
     _print_any_name()
+    _own_pictures()
     warnings.formatwarning = _as_sentence
     try:
         app()
@@ -73,17 +71,22 @@ def main() -> None:
         sys.stderr.write(f"offsupport: {error}\n  Check the path, its permissions and the space left on the disk.\n")
         sys.exit(2)
     except (SystemExit, KeyboardInterrupt) as end:  # the latter where the signal fell outside what typer watches
-        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+        if isinstance(end, SystemExit) and end.code != EXIT_CODE:  # which typer makes of Ctrl-C, too
             raise
         sys.stderr.write("offsupport: interrupted; the same command again goes on from what is done\n")
-        sys.exit(INTERRUPTED)
+        sys.exit(EXIT_CODE)
 
 
-def _listen_to_interrupts() -> None:
-    """Let Ctrl-C raise the class of our own; who ignores or handles it already goes on doing so."""
-    in_main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
-    if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupted)
+def _own_pictures() -> None:
+    """Leave a ``matplotlibrc`` of the working folder unread: it can have programs called, and may be a stranger's."""
+    if not Path("matplotlibrc").is_file():
+        return
+    here = Path.cwd()
+    os.chdir(Path(__file__).parent)  # it is looked for once, where matplotlib is first imported
+    try:
+        import matplotlib  # noqa: F401
+    finally:
+        os.chdir(here)
 
 
 def _as_sentence(message: Warning | str, *where: object, **more: object) -> str:

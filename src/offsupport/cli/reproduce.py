@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offsupport.cli.bench import Address, DataFolder, ExecutorName, RunFolder, Workers, finish, print_rows
+from offsupport.cli.bench import (
+    Address,
+    DataFolder,
+    ExecutorName,
+    RunFolder,
+    Workers,
+    finish,
+    full_disk_is_incomplete,
+    print_rows,
+)
 from offsupport.cli.output import JSON, emit_json, emit_table, say
+from offsupport.cli.settings import AllowCode, allowed
 
 if TYPE_CHECKING:
     from offsupport.results import Measured
@@ -27,9 +37,11 @@ def reproduce(
     workers: Workers = 0,
     executor: ExecutorName = "local",
     address: Address = None,
+    allow_code: AllowCode = False,
     as_json: bool = JSON,
 ) -> None:
     """Run a table of the paper and say which of its claims hold."""
+    from offsupport.bench.cell import Place, code_of
     from offsupport.report.run_page import write_report
     from offsupport.studies import TABLES, Request, TableOptions
 
@@ -38,7 +50,10 @@ def reproduce(
     request = Request(table, scale, TableOptions(runs=runs, seeds=seeds, methods=names))
     cells = declared.cells(scale, request.options)
     folder = out or Path("runs") / f"{table}-{scale}"
-    path, found = write_report(finish(folder, data, cells, request, workers, executor, address))
+    # The cells are those of the table, which is code that is installed: what they name is named by nobody else.
+    place = Place(folder, data, code=allowed((name for cell in cells for name in code_of(cell)), allow_code))
+    with full_disk_is_incomplete():
+        path, found = write_report(finish(place, cells, request, workers, executor, address))
     if as_json:
         emit_json(found.to_dict())
         return

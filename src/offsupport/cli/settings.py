@@ -1,13 +1,27 @@
-"""Settings typed on the command line as ``name=value``."""
+"""Settings typed on the command line as ``name=value``, and the permission to run code that is named there."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
 
 from offsupport.core.errors import ConfigError
+from offsupport.core.registry import names_code
+
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Let module:function that you name run; modules of this folder count.")
+]
+"""For every verb that takes a model by name: what a file names never runs, with or without it."""
+
+
+def allowed(names: Iterable[str], allow_code: bool) -> frozenset[str]:
+    """Return those of the names a person typed that are code and may run."""
+    return frozenset(filter(names_code, names)) if allow_code else frozenset()
+
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 import time
@@ -19,10 +21,10 @@ from filelock import FileLock, Timeout
 from offsupport.core.errors import FileError
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
-MOST_BYTES = 64 << 20
-"""Larger JSON files are not read."""
-MOST_DEPTH = 64
-"""Lists and mappings inside each other that are read; ours have fewer than ten."""
+_TEMPORARY = ".offsupport.tmp"
+"""How temporary files end. Who clears up goes by it: nobody else's file is called so."""
+_NAME = 40
+"""Characters of a file's name that its temporary one keeps; names have a longest length."""
 
 
 @contextlib.contextmanager
@@ -35,7 +37,7 @@ def atomic(path: Path | str) -> Iterator[IO[bytes]]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a rename is atomic within one file system only.
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:_NAME]}.", suffix=_TEMPORARY)
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -51,6 +53,24 @@ def atomic(path: Path | str) -> Iterator[IO[bytes]]:
         raise
 
 
+def clear_temporaries(folder: Path) -> None:
+    """Remove what a killed process left half-written in this very folder, by the names :func:`atomic` gives.
+
+    A link is neither followed nor removed, whatever it is called.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        ours = [entry for entry in entries if re.fullmatch(rf"\..*\.\w{{8}}{re.escape(_TEMPORARY)}", entry.name)]
+        left = [Path(entry.path) for entry in ours if entry.is_file(follow_symlinks=False)]
+    for path in left:
+        path.unlink(missing_ok=True)
+
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+"""What a disk says that takes no more, or is dying: nobody's mistake, and the same command works once there is room."""
+
+
 def require_folder(path: Path | str) -> Path:
     """Return the folder ``path``, made if need be; refuse, before any work is done, where nothing can be written."""
     path = Path(path)
@@ -60,6 +80,8 @@ def require_folder(path: Path | str) -> Path:
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError as error:
+        if error.errno in FULL:  # the folder is right, and another one would be as full
+            raise
         raise FileError(f"Nothing can be written to {path} ({error.strerror}).", "Give another folder.") from error
 
 
@@ -82,6 +104,12 @@ def canonical_json(value: Any) -> str:
 def write_json(path: Path | str, value: Any) -> None:
     """Write ``value`` as readable JSON, whole or not at all."""
     write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+MOST_BYTES = 64 << 20
+"""Larger JSON files are not read."""
+MOST_DEPTH = 64
+"""Lists and mappings inside each other that are read; ours have fewer than ten."""
 
 
 def read_json(path: Path | str) -> Any:

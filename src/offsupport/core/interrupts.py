@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
 from types import FrameType
 
+EXIT_CODE = 130
+"""Of a process that was interrupted."""
 FIRST = "Stopping where it can go on from; Ctrl-C again stops at once."
 
 
@@ -25,6 +26,18 @@ class Interrupted(KeyboardInterrupt):
 def interrupted(number: int, frame: FrameType | None) -> None:
     """Handle SIGINT as Python does, but for the class of what is raised."""
     raise Interrupted
+
+
+def listen() -> None:
+    """Let Ctrl-C, and SIGTERM by which ``kill`` and cluster managers ask, raise the class of our own.
+
+    Who ignores or handles one of them already goes on doing so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # no other thread may set a handler
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is usual:
+            signal.signal(number, interrupted)
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: somebody asked for it
@@ -120,6 +133,8 @@ def interrupts_blocked() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
+    from multiprocessing import resource_tracker  # here: a command listens before it has loaded what takes long
+
     resource_tracker.ensure_running()  # which unblocks the signal when it starts, as the first process would make it do
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 WORKER_VARIABLES = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     **dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(2**30)),
+    "PYTHONSAFEPATH": "1",
 }
 """What a worker finds in its environment.
 
 One thread, which numeric libraries read when they load; and an allocator that keeps freed memory: the C library would
 return every large tensor to the system and have its pages made anew for the next one (``benchmarks/allocator.py``).
+And no modules of the working folder, where Python would look first while it starts (from 3.11 on; 3.10 does not know
+the variable): a folder of results may hold a file that is called like a module.
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from types import FunctionType
@@ -21,6 +22,20 @@ def same_definition(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     if not isinstance(one, FunctionType) or not isinstance(other, FunctionType):
         return False
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def names_code(name: object) -> bool:
+    """Whether a name is ``module:function``: code, which a file may name and only a person can allow.
+
+    Example:
+        >>> names_code("mymodels:classifier"), names_code("zoo:cifar10-mae-tiny"), names_code("digits-small")
+        (True, False, False)
+    """
+    return isinstance(name, str) and bool(_CODE.fullmatch(name)) and not name.startswith(_WEIGHTS)
+
+
+_CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
+_WEIGHTS = ("zoo:", "file:", "timm:")
 
 
 class Registry(Generic[T]):

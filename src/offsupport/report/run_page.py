@@ -13,10 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offsupport.bench.cell import label
+from offsupport.bench.cell import label, require_few
 from offsupport.bench.runs import Run, Status
 from offsupport.bench.store import Record
 from offsupport.core import files
+from offsupport.core.errors import FileError
+from offsupport.core.registry import names_code
 from offsupport.report import figures, page
 from offsupport.report.page import Badge, Download, Figure, Page, Section, Tile, Value
 from offsupport.report.tables import (
@@ -256,14 +258,16 @@ def _bench_command(records: Sequence[Record]) -> str:
     defaults = {field.name: field.default for field in dataclasses.fields(AdaptConfig)}
     changed = {name: value for name, value in shared.items() if name == "dataset" or value != defaults[name]}
     options: dict[str, Any] = {name.replace("_", "-"): value for name, value in changed.items()}
+    code = ""
     if "model" in options:
         options["model"] = options["model"].partition("@")[0]
+        code = " --allow-code" if names_code(options["model"]) else ""
     for name, option in _AXES.items():
         values = dict.fromkeys(str(config[name]) for config in configs if config[name] is not None)
         options |= {option: ",".join(values)} if values else {}
     seeds = 1 + max(config["seed"] for config in configs)
     options |= {"seeds": seeds} if seeds > 1 else {}
-    return f"offsupport bench run {_typed({**options, **_data(records), 'out': 'again'})}"
+    return f"offsupport bench run {_typed({**options, **_data(records), 'out': 'again'})}{code}"
 
 
 def _sayable(config: Mapping[str, Any]) -> bool:
@@ -311,7 +315,10 @@ def _seeds(record: Record) -> Iterable[int]:
     config = record.cell.config
     if "seed" in config:
         return [int(config["seed"])]
-    return range(config["first"], config["first"] + config["runs"]) if "first" in config else []
+    if "first" not in config:
+        return []
+    require_few(config["runs"])
+    return range(config["first"], config["first"] + config["runs"])
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -354,6 +361,25 @@ def write_report(run: Run | Path | str) -> tuple[Path, Measured]:
         run: The run, whose results may have been read already; or its folder.
     """
     run = run if isinstance(run, Run) else Run(run)
+    try:
+        report, measured = _page_of(run)
+    except _SENSELESS as error:
+        raise FileError(
+            f"A result in {run.folder} is not what cells of its kind compute ({type(error).__name__}: {error}).",
+            "Find it with offsupport bench verify, delete it and run the grid again.",
+        ) from error
+    for file in report.downloads:
+        files.write_text(run.folder / file.name, file.text)
+    path = run.folder / "report.html"
+    page.write(report, path)
+    return path, measured
+
+
+_SENSELESS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What measuring raises where a number is a word, or a part is missing: a right checksum says nothing about either."""
+
+
+def _page_of(run: Run) -> tuple[Page, Measured]:
     request = Request.of(run.store.request())
     if request.table:
         table = TABLES[request.table]
@@ -364,12 +390,7 @@ def write_report(run: Run | Path | str) -> tuple[Path, Measured]:
         status = _parsed(run.status())
         measured = Measured(rows=error_rows(status.done))
         title, about = f"Benchmark {run.folder.resolve().name}", "A grid of cells of the user's own."
-    report = run_page(title, about, measured, status, request)
-    for file in report.downloads:
-        files.write_text(run.folder / file.name, file.text)
-    path = run.folder / "report.html"
-    page.write(report, path)
-    return path, measured
+    return run_page(title, about, measured, status, request), measured
 
 
 def _parsed(status: Status) -> Status:

@@ -40,14 +40,18 @@ def pack(rows: npt.ArrayLike, correct: npt.ArrayLike) -> dict[str, Any]:
 
 def unpack(packed: dict[str, Any]) -> tuple[Rows, Bools]:
     """Return the rows in ascending order and whether each was right."""
-    n = packed["n"]
+    n, correct = packed["n"], _unbits(packed["correct"])
+    if not 0 <= n <= len(correct):  # before room is made for as many rows as a file claims
+        raise ValueError(f"{n} images, and {len(correct)} bits that say which were right")
     if "rows" in packed:
         rows = np.frombuffer(base64.b64decode(packed["rows"]), dtype="<i4").astype(np.int64)
     elif "mask" in packed:
         rows = np.flatnonzero(_unbits(packed["mask"]))
     else:
         rows = np.arange(n, dtype=np.int64)
-    return rows, _unbits(packed["correct"])[:n]
+    if len(rows) != n:
+        raise ValueError(f"{n} images in {len(rows)} rows")
+    return rows, correct[:n]
 
 
 def _bits(flags: Bools) -> str:

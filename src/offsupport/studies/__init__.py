@@ -14,6 +14,7 @@ from offsupport.studies.errors import below_claims, below_each, difference, erro
 from offsupport.studies.grids import expand
 from offsupport.studies.guarantee_runs import GuaranteeConfig
 from offsupport.studies.latent_runs import LatentConfig, LikelihoodConfig, RadiusConfig
+from offsupport.studies.models import register_model
 from offsupport.studies.tables import TABLES, Request, Table, TableOptions, register_table
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "ours",
     "paper",
     "parts_of",
+    "register_model",
     "register_table",
     "row_name",
     "within",

@@ -39,7 +39,7 @@ class Images:
     dataset: str
     """Name of the data set (``digits-c``, ``cifar10-c``)."""
     model: str = "digits-small"
-    """Name of the source model (``zoo:NAME``, ``file:PATH``), or ``module:function`` that returns one."""
+    """Name of the source model (``zoo:NAME``, ``file:PATH``), or ``module:function`` where it may run."""
     order: str = "iid"
     """Order of the stream."""
     limit: int | None = None
@@ -107,7 +107,7 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     torch.set_num_threads(config.threads)
     if config.device == "cuda":
         require_gpus()
-    model = source_model(config.model, place.folder).to(config.device)
+    model = source_model(config.model, place.folder, place.code).to(config.device)
     stream = stream_of(config, place)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
@@ -185,7 +185,8 @@ def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:
         stream_of(config, place)
     for config in _each(configs, ("device",)):
         check_device(config.device)
-    models = {config.model: source_model(config.model, place.folder) for config in _each(configs, ("model",))}
+    names = [config.model for config in _each(configs, ("model",))]
+    models = {name: source_model(name, place.folder, place.code) for name in names}
     for config in _each(configs, ("model", "method", "preset", "hyper")):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)

@@ -161,7 +161,7 @@ def run_episode(config: EpisodeConfig, place: Place) -> Outcome:
     from offsupport.methods import adapt
 
     torch.set_num_threads(config.threads)
-    model = source_model(config.model, place.folder)
+    model = source_model(config.model, place.folder, place.code)
     stream = stream_of(config.as_stream(), place)
     batch = next(iter(stream))
     seen = watch_episode(adapt(model, config.method, seed=config.seed, **config.hyper), batch.x)  # type: ignore[arg-type]

@@ -91,7 +91,8 @@ def mixed_weights(records: Iterable[Record]) -> list[str]:
     weights: dict[str, set[str]] = {}
     for record in records:
         if record.cell.kind == "adapt":
-            weights.setdefault(record.cell.config["model"], set()).add(record.provenance["weights_sha256"])
+            model, hash_ = record.cell.config.get("model"), record.provenance.get("weights_sha256")
+            weights.setdefault(str(model), set()).add(str(hash_))
     return [
         f"The results of {model} were computed with {len(found)} different sets of weights and should not be compared."
         for model, found in weights.items()

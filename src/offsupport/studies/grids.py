@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import math
 import statistics
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from offsupport.bench.cell import Cell, Place
+from offsupport.bench.cell import Cell, Place, code_of, require_few, require_threads
 from offsupport.bench.runs import Run
 from offsupport.bench.store import Record
 from offsupport.core.config import build
@@ -33,6 +35,7 @@ def expand(axes: Mapping[str, Sequence[Any]], **fixed: Any) -> list[Cell]:
         >>> len(expand({"method": ["source", "bn"], "corruption": ["fog", "snow"]}, dataset="digits-c"))
         4
     """
+    require_few(math.prod(len(values) for values in axes.values()))
     combinations = itertools.product(*axes.values())
     settings = (dict(zip(axes, values, strict=True)) for values in combinations)
     cells = (build(AdaptConfig, {**fixed, **chosen}, "a grid").cell() for chosen in settings)
@@ -104,14 +107,26 @@ class GridRecipe:
 def read_recipe(path: Path | str) -> list[Cell]:
     """Return the cells of a recipe file; unknown, missing and senseless settings are errors that say which."""
     path = Path(path)
-    return recipe_cells(build(GridRecipe, read_settings(path), f"the recipe {path}"), path.parent)
+    cells = recipe_cells(build(GridRecipe, read_settings(path), f"the recipe {path}"), path.parent)
+    code = sorted({name for cell in cells for name in code_of(cell)})
+    if code:  # a recipe is passed around; whoever runs one has not thereby agreed to run what lies beside it
+        raise ConfigError(
+            f"The recipe {path} names code, {code[0]!r}; a file may name only what is registered.",
+            "Register it as a model (docs/extend.md), or name it yourself without the recipe: "
+            f"offsupport bench run --model {code[0]} --allow-code ...",
+        )
+    return cells
 
 
 def recipe_cells(recipe: GridRecipe, folder: Path) -> list[Cell]:
     """Return the cells of a recipe, none twice; files it names are looked for in ``folder``."""
+    require_few(recipe.seeds)
+    require_threads(recipe.threads)
     datasets = [_entry(DataSet, "dataset", each, folder) for each in recipe.datasets]
     methods = [_entry(Method, "method", each, folder) for each in recipe.methods]
-    cells = [cell for data in datasets for method in methods for cell in _combined(recipe, data, method)]
+    each = [(_axes(recipe, data), data) for data in datasets]
+    require_few(len(methods) * sum(math.prod(map(len, axes.values())) for axes, _ in each))
+    cells = [cell for axes, data in each for method in methods for cell in _combined(recipe, axes, data, method)]
     if not cells:
         raise ConfigError(
             "The recipe has no cells.", "It takes a data set, a method, a severity, a block (null: none) and a seed."
@@ -119,10 +134,13 @@ def recipe_cells(recipe: GridRecipe, folder: Path) -> list[Cell]:
     return list(dict.fromkeys(cells))
 
 
-def _combined(recipe: GridRecipe, data: DataSet, method: Method) -> list[Cell]:
+def _axes(recipe: GridRecipe, data: DataSet) -> dict[str, Sequence[Any]]:
     names = data.names()
     streams: list[Any] = [names] if recipe.protocol == "continual" and len(names) > 1 else names or [None]
-    axes = {"corruption": streams, "severity": data.severities, "block": data.blocks, "seed": range(recipe.seeds)}
+    return {"corruption": streams, "severity": data.severities, "block": data.blocks, "seed": range(recipe.seeds)}
+
+
+def _combined(recipe: GridRecipe, axes: Mapping[str, Sequence[Any]], data: DataSet, method: Method) -> list[Cell]:
     shared = {each.name: getattr(data, each.name) for each in dataclasses.fields(Images)}
     return expand(
         axes,
@@ -230,9 +248,10 @@ def _known(records: Iterable[Record]) -> dict[str, _Price]:
     groups: dict[str, list[_Price]] = {}
     for record in records:
         found = record.deterministic
-        seconds = record.timing["seconds"] / found["n"]
-        price = _Price(seconds, *_passes(found["passes"], len(found["trace"])), "results")
-        groups.setdefault(_group(record.cell), []).append(price)
+        with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):  # of another kind, or not ours
+            seconds = float(record.timing["seconds"] / found["n"])
+            price = _Price(seconds, *_passes(found["passes"], len(found["trace"])), "results")
+            groups.setdefault(_group(record.cell), []).append(price)
     return {group: _mean(prices) for group, prices in groups.items()}
 
 
@@ -262,7 +281,7 @@ def _trial(config: AdaptConfig, place: Place) -> _Price:
         device="cpu",
     )
     built_in = config.model in MODELS
-    model = MODELS[config.model].network().eval() if built_in else source_model(config.model, place.folder)
+    model = MODELS[config.model].network().eval() if built_in else source_model(config.model, place.folder, place.code)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         result = evaluate(adapter_of(few, model, place), stream_of(few, place), protocol=few.protocol)

@@ -1,21 +1,22 @@
-"""Source models by name: trained once per run folder and kept there, or made by a function of the user's."""
+"""Source models by name: trained once per run folder and kept there, of a package, or of code that was allowed."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from offsupport import zoo
 from offsupport.core.errors import ConfigError, DataMissingError, FileError, ModelError, nearest
 from offsupport.core.files import file_lock, sha256_file
 from offsupport.core.progress import progress
-from offsupport.core.registry import Registry
+from offsupport.core.registry import Registry, same_definition
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,16 +30,49 @@ class BuiltIn:
         about: One line for people.
         network: Returns the untrained network.
         train: Returns the trained one.
+        kept: Whether its weights are kept in the run folder once they are trained; else it is made where it is needed.
     """
 
     about: str
     network: Callable[[], nn.Module]
     train: Callable[[], nn.Module]
+    kept: bool = True
 
 
-MODELS: Registry[BuiltIn] = Registry("model")
+MODELS: Registry[BuiltIn] = Registry("model", group="offsupport.models")
+M = TypeVar("M", bound="Callable[[], nn.Module]")
 PIN = 12
 """Hexadecimal digits of a hash in a pinned name."""
+
+
+def register_model(name: str, about: str = "") -> Callable[[M], M]:
+    """Return a decorator that makes a function without arguments a model by name, for grids and the command line.
+
+    A package makes its models known by an entry point: in the group ``offsupport.models``, the model's name, and the
+    module that calls this. Files name models of others in no other way.
+
+    Args:
+        name: What it is called: letters, digits, ``_``, ``-`` and ``.``.
+        about: One line for ``offsupport list models``.
+
+    Example:
+        >>> from torch import nn
+        >>> @register_model("always-seven")
+        ... def always_seven():
+        ...     return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+        >>> "always-seven" in MODELS
+        True
+    """
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+        raise ConfigError(f"{name!r} cannot be the name of a model.", "Use letters, digits, _, - and a point.")
+
+    def store(function: M) -> M:
+        earlier = MODELS.registered().get(name)
+        again = earlier is not None and same_definition(earlier.train, function)
+        MODELS.register(name, replace=again)(BuiltIn(about, function, function, kept=False))
+        return function
+
+    return store
 
 
 def pinned(name: str) -> str:
@@ -64,13 +98,15 @@ def _require_trained(name: str) -> None:
         )
 
 
-def source_model(name: str, folder: Path) -> nn.Module:
+def source_model(name: str, folder: Path, code: Collection[str] = frozenset()) -> nn.Module:
     """Return the source model called ``name``, ready to predict.
 
     Args:
         name: One of :data:`MODELS`, ``zoo:NAME``, ``file:PATH``, ``timm:NAME``, or ``module:function`` that returns a
             model. A pinned name is refused where the weights are others by now.
         folder: The run folder; what is trained is kept in its ``models``, so that all cells share the same weights.
+        code: The names ``module:function`` that may be imported and called; any other is refused. A name that comes
+            from a file is never put here.
     """
     from offsupport.nn.loading import MODEL_PREFIXES, load_model
 
@@ -80,21 +116,32 @@ def source_model(name: str, folder: Path) -> nn.Module:
             raise ModelError(f"The weights of {plain} have changed: this asks for {name}.", "Begin a new run.")
         return load_model(plain)
     if ":" not in name:
-        return _kept(_built_in(name), folder / "models" / f"{name}.safetensors")
-    return _made_by(name)
+        found = _built_in(name)
+        return _kept(found, folder / "models" / f"{name}.safetensors") if found.kept else _made_by(found.train, name)
+    if name not in code:
+        raise ConfigError(
+            f"The model {name!r} is code, and code runs only if you name it and allow it.",
+            f"Write file:{name} for that file." if Path(name).exists() else f"Add: --model {name} --allow-code",
+        )
+    return _made_by(_imported(name), name)
 
 
-def _made_by(name: str) -> nn.Module:
-    """Return what the function ``module:function`` makes; modules of the working folder count."""
-    from torch import nn
-
+def _imported(name: str) -> Callable[[], Any]:
+    """Return the function ``module:function``, which somebody has allowed; modules of the working folder count."""
     module, _, function = name.partition(":")
     if str(Path.cwd()) not in sys.path:  # a command's path begins with its own folder, not with the user's
         sys.path.insert(0, str(Path.cwd()))
     try:
-        make = getattr(importlib.import_module(module), function)
+        make: Callable[[], Any] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"There is no model {name!r} ({error}).", "Write it as package.module:name.") from error
+    return make
+
+
+def _made_by(make: Callable[[], Any], name: str) -> nn.Module:
+    """Return the model that a function of somebody else's makes."""
+    from torch import nn
+
     model = make()
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned {type(model).__name__}.", "It must return a torch.nn.Module.")
@@ -104,7 +151,7 @@ def _made_by(name: str) -> nn.Module:
 def _built_in(name: str) -> BuiltIn:
     if name in MODELS:
         return MODELS[name]
-    forms = f"{nearest(name, MODELS)} Other models are zoo:NAME, file:PATH, timm:NAME or module:function."
+    forms = f"{nearest(name, MODELS)} Other models: zoo:NAME, file:PATH, timm:NAME, module:function with --allow-code."
     raise ConfigError(f"Unknown model {name!r}.", f"Write file:{name} for that file." if Path(name).exists() else forms)
 
 

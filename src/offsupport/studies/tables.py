@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from offsupport.bench.cell import Cell
+from offsupport.bench.cell import Cell, require_few
 from offsupport.bench.store import Record
-from offsupport.core.errors import ConfigError, nearest
+from offsupport.core.config import build
+from offsupport.core.errors import ConfigError, FileError, nearest
 from offsupport.core.registry import Registry
 from offsupport.results.rows import Claim, Listing, Measured, Row
 from offsupport.studies.errors import error_rows
 
 SCALES = ("smoke", "small", "paper")
+FEW = 1000
+"""Seeds or runs whose cells need not be counted before they are made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,15 @@ class Table:
             if value is not None and name not in self.options:
                 known = ", ".join(f"--{option}" for option in sorted(self.options)) or "no options"
                 raise ConfigError(f"{self.name} takes no --{name}.", f"It takes: {known}.")
+        self._require_few(scale, options)
         return self.grid(scale, options)
+
+    def _require_few(self, scale: str, options: TableOptions) -> None:
+        """Refuse numbers of seeds and runs that make too many cells, by what one of each makes."""
+        many = max(options.seeds or 1, options.runs or 1)
+        if many > FEW:
+            one = replace(options, seeds=options.seeds and 1, runs=options.runs and 1)
+            require_few(many * len(self.grid(scale, one)))
 
     def measure(self, scale: str, records: Sequence[Record]) -> Measured:
         """Return rows, claims and listings; every interval is computed here, and once."""
@@ -108,6 +119,15 @@ def register_table(table: Table) -> Table:
     return TABLES.register(table.name)(table)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _StoredOptions:
+    """:class:`TableOptions` as a file holds them."""
+
+    runs: int | None = None
+    seeds: int | None = None
+    methods: list[Any] | None = None
+
+
 @dataclass(frozen=True)
 class Request:
     """What a run was asked for; its folder keeps it, so that a report can be made later.
@@ -124,11 +144,15 @@ class Request:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Request:
-        """Return what :meth:`to_dict` wrote."""
-        if stored["verb"] != "reproduce":
+        """Return what :meth:`to_dict` wrote; what was not written by it is an error."""
+        if stored.get("verb") != "reproduce":
             return cls()
-        methods = tuple(stored["options"]["methods"] or ()) or None  # JSON has no tuples
-        return cls(stored["table"], stored["scale"], TableOptions(**{**stored["options"], "methods": methods}))
+        table, scale, options = (stored.get(name) for name in ("table", "scale", "options"))
+        if not isinstance(table, str) or not isinstance(scale, str) or not isinstance(options, dict):
+            raise FileError("This run folder does not say what was asked for.", "Run its table again.")
+        given = build(_StoredOptions, options, "what was asked for")
+        methods = tuple(map(str, given.methods or ())) or None  # JSON has no tuples
+        return cls(table, scale, TableOptions(runs=given.runs, seeds=given.seeds, methods=methods))
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
