@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from offsupport.cli.output import JSON, emit_in_parts, emit_json, emit_table, say
+from offsupport.cli.output import JSON, emit_in_parts, emit_json, emit_table, say, tell
 
 if TYPE_CHECKING:
     from offsupport.bench import Cell
@@ -239,7 +239,7 @@ def verify(
     if as_json:
         emit_json({"folder": str(folder), **asdict(found)})
     else:
-        typer.echo(found.words() + ("" if found.different else " All the same."))
+        tell(found.words() + ("" if found.different else " All the same."))
     require_same(found, folder)
 
 

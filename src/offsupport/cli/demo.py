@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from offsupport.cli.bench import finish
-from offsupport.cli.output import JSON, emit_json, emit_table, say
+from offsupport.cli.output import JSON, emit_json, emit_table, say, tell
 
 if TYPE_CHECKING:
     from offsupport.report.demo_page import Results
@@ -125,4 +125,4 @@ def _show(results: Results, table: Measured, diagnosis: Diagnosis) -> None:
     title = f"Error in %, with its 95 % interval; severity {SEVERITY}"
     emit_table(title, ["digits", *METHODS], table_rows(results, "{}\n{}-{}"))
     print_rows("Table 1 at smoke scale: accuracy", table.rows)
-    typer.echo(str(diagnosis))
+    tell(str(diagnosis))
