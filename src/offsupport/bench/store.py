@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,17 @@ from typing import Any
 
 from offsupport.bench.cell import Cell, Outcome
 from offsupport.core.errors import FileError
-from offsupport.core.files import canonical_json, folder_lock, read_json, sha256_bytes, write_bytes, write_json
+from offsupport.core.files import (
+    canonical_json,
+    clear_temporaries,
+    folder_lock,
+    open_regular,
+    read_json,
+    sha256_bytes,
+    write_bytes,
+    write_json,
+)
+from offsupport.core.ownership import require_absent
 from offsupport.core.version import __version__
 
 # What a result was computed with: versions and the type of the CPU.
@@ -46,6 +57,9 @@ def _cpu() -> str:
 SCHEMA = 1
 SHARED = "SHARED"
 """The file that makes a folder of results one that the runs beside it share."""
+_PLACES = ("cells", "failures", "checkpoints")
+_REPORT = ("report.html", "report.csv", "report.tex")
+"""What a run folder holds, beside its grid and the models it trains."""
 _HEAD = '{"checksum": "'
 _MIDDLE = '",\n"record": '
 _INDENT = 1
@@ -120,12 +134,21 @@ class Store:
     def locked(self) -> Iterator[None]:
         """Hold the folder for one run, and clear what a killed one left half-written."""
         with folder_lock(self.folder):
-            for leftover in self.folder.glob("*/.*.tmp"):
-                leftover.unlink(missing_ok=True)
-            for checkpoint in self.folder.glob("checkpoints/*.safetensors"):
+            for name in (*_PLACES, "models"):
+                clear_temporaries(self.folder / name)
+            for checkpoint in self._own_checkpoints():
                 if self.path(checkpoint.stem).exists():
                     checkpoint.unlink(missing_ok=True)
             yield
+
+    def require_own(self) -> None:
+        """Refuse a folder where no run was begun and where something has the names that a run writes to."""
+        if not os.path.lexists(self._grid_path):
+            require_absent(self.folder, (*_PLACES, *_REPORT), "the run")
+
+    def _own_checkpoints(self) -> list[Path]:
+        folder = self.folder / "checkpoints"
+        return [] if folder.is_symlink() else list(folder.glob("*.safetensors"))  # where a link leads is not the run's
 
     def write(self, cell: Cell, outcome: Outcome) -> None:
         """Store the result of a cell computed here; an earlier failure of it is forgotten."""
@@ -144,9 +167,12 @@ class Store:
     def sound(self, key: str) -> Sound | Invalid:
         """Return the intact result of this schema and cell, or why there is none."""
         try:
-            data = self.path(key).read_bytes()
+            with open_regular(self.path(key)) as file:
+                data = file.read()
         except FileNotFoundError:
             return Invalid("not computed yet", found=False)
+        except FileError as error:
+            return Invalid(error.message, found=True)
         except OSError as error:
             return Invalid(f"unreadable ({error.strerror})", found=True)
         if not intact(data):

@@ -67,8 +67,8 @@ def adapt(
     torch.set_num_threads(threads)  # here, not in the library: it is a setting of the whole process
     result = adapt_folder(
         _source_model(model, network, normalization, out.parent), images, method, out=out, overwrite=overwrite,
-        batch_size=batch_size, preset=preset, source=source, size=size, classes=classes, shuffle=shuffle, episodic=episodic, seed=seed,
-        spell=as_option, **settings,
+        batch_size=batch_size, preset=preset, source=source, size=size, classes=classes, shuffle=shuffle,
+        episodic=episodic, seed=seed, spell=as_option, **settings,
     )  # fmt: skip
     for note in result.notes:
         say(note)

@@ -65,17 +65,23 @@ def check(
     as_json: bool = JSON,
 ) -> None:
     """Say what a folder holds, what is complete, missing or damaged; draw a contact sheet of its corruptions."""
+    from PIL.PngImagePlugin import PngInfo
+
     from offsupport.core.errors import DataMissingError, FileError
     from offsupport.core.files import atomic
+    from offsupport.core.ownership import MAKER, PNG_MARK, require_own
     from offsupport.data.checking import check as check_data
     from offsupport.data.checking import draw_findings
 
+    target = sheet or folder / "contact-sheet.png"
+    require_own(target, PNG_MARK, remedy="Name another file for the contact sheet: --sheet FILE.")
     findings = check_data(folder)
     picture = draw_findings(findings)
-    target = sheet or folder / "contact-sheet.png"
     if picture is not None:
+        about = PngInfo()
+        about.add_text("Software", MAKER)
         with atomic(target) as file:
-            picture.save(file, "PNG")
+            picture.save(file, "PNG", pnginfo=about)
     if as_json:
         shown = str(target) if picture is not None else None
         emit_json({"findings": [finding.to_json() for finding in findings], "contact_sheet": shown})

@@ -32,9 +32,9 @@ def demo(
     """Take the tour: adapt a network to shifted digits, run a table of the paper, diagnose a shift."""
     from offsupport.core.files import require_folder
     from offsupport.report.demo_page import demo_page
-    from offsupport.report.page import write
+    from offsupport.report.page import require_own_page, write
 
-    require_folder(out)
+    require_own_page(require_folder(out) / "report.html")
     say("1 of 3. Training a small network on the digits inside scikit-learn, and adapting it to shifted ones ...")
     results = adapt_digits(out / "digits", seed)
     say("2 of 3. Table 1 of the paper at smoke scale: what synthetic shifts can be recovered from ...")

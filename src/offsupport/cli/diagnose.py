@@ -56,7 +56,6 @@ def diagnose(
     For a process of the synthetic study; for your own arrays, to which an Extrapolator is fitted first; or for a deep
     network and a folder of images.
     """
-    _check_out(out)
     if model is not None or images is not None:
         _refuse(context, set(context.params) - OF_NETWORKS, "a network")
         if model is None or images is None:
@@ -64,6 +63,7 @@ def diagnose(
         _of_network(model, images, source, size, out, json)
         return
     _refuse(context, {"size"}, "a process or arrays")
+    _check_out(out)
     if source is not None or labels is not None or target is not None:
         if source is None or labels is None or target is None:
             raise ConfigError("Your own arrays come in three files.", "Give --source, --labels and --target.")
@@ -223,13 +223,16 @@ def _numbers(results: list[Diagnosis]) -> dict[str, list[float]]:
 
 def _of_network(model: str, images: Path, source: Path | None, size: int | None, out: Path, as_json: bool) -> None:
     """Diagnose a folder of images under a network, write the numbers and the picture, and print them."""
+    from offsupport.diagnosis.network import figure_files
     from offsupport.serving.folder_diagnosis import diagnose_folder
     from offsupport.serving.image_files import first_frames
     from offsupport.serving.source_model import SourceModel, trained_on
     from offsupport.studies import models
 
+    _check_out(out)
     given = SourceModel(model, lambda: models.source_model(model, out), trained_on(model))
-    result = diagnose_folder(given, images, source=source, size=size, spell=as_option)
+    drawn = figure_files(out / "diagnosis")
+    result = diagnose_folder(given, images, source=source, size=size, leave_out=drawn, spell=as_option)
     found = result.diagnosis
     _save(result.to_dict(), found.plot(), out)
     for why in result.skipped.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -72,6 +73,14 @@ def clear_temporaries(folder: Path) -> None:
         left = [Path(entry.path) for entry in ours if entry.is_file(follow_symlinks=False)]
     for path in left:
         path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> None:
+    """Rename what is at ``path``, if anything is, to a name that is free: whoever misses it finds it beside."""
+    if not os.path.lexists(path):
+        return
+    names = (path.with_name(f"{path.name}.aside-{number}") for number in itertools.count(1))
+    path.rename(next(name for name in names if not os.path.lexists(name)))
 
 
 def open_regular(path: Path | str) -> IO[bytes]:

@@ -55,14 +55,14 @@ class Picture(NamedTuple):
 
 
 def picture_problem(path: Path, size: tuple[int, int]) -> str:
-    """Return why an image file cannot be read, or nothing; a JPEG is decoded no larger than need be for ``size``."""
+    """Return what is wrong with an image file, or nothing; a JPEG is decoded no larger than need be for ``size``."""
     try:
         with _naming(str(path)), open_regular(path) as file:
             picture = _opened(file, os.fstat(file.fileno()).st_size)
             picture.draft("RGB", size)  # the whole file is read, in less time
             picture.load()
     except FileError as error:
-        return error.message
+        return error.message.removeprefix(f"{escape(path)} ").rstrip(".")
     return ""
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from urllib.parse import quote
 
 from offsupport.core import files
+from offsupport.core.ownership import require_own
 from offsupport.core.version import __version__
 
 if TYPE_CHECKING:
@@ -237,7 +238,17 @@ def render(page: Page) -> str:
 
 def write(page: Page, path: Path | str) -> None:
     """Write the page to ``path``, whole or not at all."""
+    require_own_page(path)
     files.write_text(path, render(page))
+
+
+def require_own_page(path: Path | str) -> None:
+    """Refuse to replace a page that is not one of ours."""
+    require_own(Path(path), _MARK)
+
+
+_MARK = b"default-src 'none'; script-src 'sha256-"
+"""Stands in the head of every page of ours: what it may load, and which script it may run."""
 
 
 def _embed(data: Any) -> str:

@@ -17,9 +17,12 @@ from offsupport.bench.cell import label
 from offsupport.bench.runs import Run, Status
 from offsupport.bench.store import Record
 from offsupport.core import files
+from offsupport.core.escaping import escape
+from offsupport.core.ownership import require_own
 from offsupport.report import figures, page
 from offsupport.report.page import Badge, Download, Figure, Page, Section, Tile, Value
 from offsupport.report.tables import (
+    EXPORT_MARKS,
     as_csv,
     as_latex,
     claims_table,
@@ -363,11 +366,13 @@ def write_report(run: Run | Path | str) -> tuple[Path, Measured]:
     else:
         status = _parsed(run.status())
         measured = Measured(rows=error_rows(status.done))
-        title, about = f"Benchmark {run.folder.resolve().name}", "A grid of cells of the user's own."
+        title, about = f"Benchmark {escape(run.folder.resolve().name)}", "A grid of cells of the user's own."
     report = run_page(title, about, measured, status, request)
-    for file in report.downloads:
-        files.write_text(run.folder / file.name, file.text)
     path = run.folder / "report.html"
+    page.require_own_page(path)
+    for file in report.downloads:
+        require_own(run.folder / file.name, *EXPORT_MARKS)
+        files.write_text(run.folder / file.name, file.text)
     page.write(report, path)
     return path, measured
 

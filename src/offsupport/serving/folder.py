@@ -263,7 +263,7 @@ def adapt_folder(
     _check_request(method, source, hyper, spell)
     _check_out(out, overwrite, spell)
     names = _class_names(classes, source)
-    files = _without_outputs(images, walk_images(images), out)
+    files = walk_images(images, [] if out is None else _Outputs.at(Path(out)).pictures)
     targets = ImageFiles(images, shuffle_files(files, seed, "images") if shuffle else files, size, given.side, spell)
     reference = None
     if source is not None:
@@ -320,17 +320,6 @@ def _check_out(out: Path | str | None, overwrite: bool, spell: Spelling) -> None
         raise ConfigError(f"{out} is a folder.", f"Name a file: {spell('out', str(Path(out) / 'predictions.csv'))}.")
     _Outputs.at(Path(out)).check(overwrite, spell)
     require_folder(Path(out).parent)
-
-
-def _without_outputs(folder: Path, files: Sequence[str], out: Path | str | None) -> list[str]:
-    """Return the images of a folder without the picture that an earlier run may have put there."""
-    if out is None:
-        return list(files)
-    pictures = {picture.absolute() for picture in _Outputs.at(Path(out)).pictures}
-    found = [file for file in files if (folder / file).absolute() not in pictures]
-    if not found:
-        raise DataMissingError(f"There are no images in {escape(folder)}.", "Give a folder of image files.")
-    return found
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def diagnose_folder(
     *,
     source: Path | str | None = None,
     size: int | None = None,
+    leave_out: Collection[Path] = (),
     spell: Spelling = as_keyword,
 ) -> FolderDiagnosis:
     """Diagnose a folder of images under a network; of large folders a part, evenly over the sorted files.
@@ -61,6 +63,7 @@ def diagnose_folder(
         images: Folder of target images, or of class folders of them.
         source: Folder of source images; None for the data a model of ours was trained on, where that is embedded.
         size: Side that all images are brought to; None for that of the autoencoder in the network, or of the source.
+        leave_out: Pictures in the folder that are none of its images, such as that of an earlier diagnosis.
         spell: How remedies write arguments; the command line writes its options.
     """
     given = as_source_model(model)
@@ -76,7 +79,7 @@ def diagnose_folder(
         if reference.shape[2] != reference.shape[3]:
             raise InputError(f"The images in {source} are {reference.shape[3]}x{reference.shape[2]}.", one_size)
     # Targets are brought to the size of the source, as patches are compared place by place.
-    shown, names, targets = _read(Path(images), reference.shape[-1], MOST_TARGETS, spell)
+    shown, names, targets = _read(Path(images), reference.shape[-1], MOST_TARGETS, spell, leave_out)
     seen.append(shown)
     skipped = {file: why for each in seen for file, why in each.skipped.items()}
     animated = sorted({file for each in seen for file in each.animated})
@@ -99,9 +102,11 @@ def _embedded(model: SourceModel, side: int | None, spell: Spelling) -> Tensor:
     return found
 
 
-def _read(folder: Path, size: int | None, most: int, spell: Spelling) -> tuple[ImageFiles, list[str], Tensor]:
+def _read(
+    folder: Path, size: int | None, most: int, spell: Spelling, leave_out: Collection[Path] = ()
+) -> tuple[ImageFiles, list[str], Tensor]:
     """Return images of a folder, evenly over its sorted files, and their names; those that cannot be read are noted."""
-    files = walk_images(folder)
+    files = walk_images(folder, leave_out)
     rows = np.linspace(0, len(files) - 1, min(len(files), most)).astype(int)
     found = ImageFiles(folder, [files[row] for row in rows], size, spell=spell)
     images = found.first(most)

@@ -22,8 +22,13 @@ _NAMED = 5
 """So many files are named where there may be thousands."""
 
 
-def walk_images(folder: Path) -> list[str]:
-    """Return the image files in a folder and all folders below it, as sorted relative paths; hidden ones aside."""
+def walk_images(folder: Path, leave_out: Collection[Path] = ()) -> list[str]:
+    """Return the image files in a folder and all folders below it, as sorted relative paths; hidden ones aside.
+
+    Args:
+        folder: Where to look. Links to files are images, links to folders are read one level deep.
+        leave_out: Pictures that the command itself writes: an earlier run may have put them there.
+    """
     if not folder.is_dir():
         raise DataMissingError(f"{folder} is not a folder.", "Give the folder that holds the images.")
     found = list_images(folder, "")
@@ -31,8 +36,12 @@ def walk_images(folder: Path) -> list[str]:
         subs[:] = [sub for sub in subs if not sub.startswith(".")]  # in place, so that the walk does not enter them
         for sub in subs:
             found += list_images(folder, (Path(place) / sub).relative_to(folder).as_posix())
+    ours = {path.absolute() for path in leave_out}
+    found = [file for file in found if (folder / file).absolute() not in ours] if ours else found
     if not found:
-        raise DataMissingError(f"There are no images in {folder}.", "Give a folder of .png, .jpg or other image files.")
+        raise DataMissingError(
+            f"There are no images in {escape(folder)}.", "Give a folder of .png, .jpg or other image files."
+        )
     # Sorted as a whole: file systems list folders in orders of their own, and the order decides what is adapted to.
     return sorted(found)
 

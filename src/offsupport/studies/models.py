@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from offsupport import zoo
 from offsupport.core.errors import ConfigError, DataMissingError, FileError, ModelError, nearest
-from offsupport.core.files import file_lock, sha256_file
+from offsupport.core.files import file_lock, set_aside, sha256_file
 from offsupport.core.progress import progress
 from offsupport.core.registry import Registry
 
@@ -118,7 +118,9 @@ def _kept(source: BuiltIn, path: Path) -> nn.Module:
             network = source.network()
             network.load_state_dict(weights)
             return network.eval()
-        save_tensors(path, source.train().state_dict(), {})
+        weights = source.train().state_dict()
+        set_aside(path)  # damaged, or somebody's file that is called as ours is
+        save_tensors(path, weights, {})
     return _kept(source, path)
 
 
