@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offsupport.cli.output import JSON, emit_json, emit_table, say
+from offsupport.core.escaping import escape
 
 if TYPE_CHECKING:
     from offsupport.data.checking import Finding
@@ -55,7 +56,8 @@ def make(
         return
     say(f"{folder}: {len(chosen)} corruptions at 5 severities, {manifest['recipe']['images']} images each.")
     if manifest["skipped"]:
-        say(f"Left out {len(manifest['skipped'])} unreadable images: {', '.join(manifest['skipped'][:5])} ...")
+        first = ", ".join(map(escape, manifest["skipped"][:5]))
+        say(f"Left out {len(manifest['skipped'])} unreadable images: {first} ...")
 
 
 @app.command()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from urllib.parse import quote
 
 from offsupport.core import files
+from offsupport.core.escaping import escape_lines
 from offsupport.core.ownership import require_own
 from offsupport.core.version import __version__
 
@@ -264,12 +265,17 @@ def _asset(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
+def _shown(value: Any) -> Any:
+    """Return a text from elsewhere without signs that act on a page; what we wrote as HTML ourselves stays."""
+    return escape_lines(value) if type(value) is str else value
+
+
 @cache
 def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader, autoescape=True, finalize=_shown, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("report.html")
