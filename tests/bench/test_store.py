@@ -111,7 +111,7 @@ def test_failure_is_forgotten_once_there_is_a_result(store):
 
 def test_lock_refuses_a_second_run_and_clears_leftovers(store):
     (store.folder / "cells").mkdir(parents=True)
-    leftover = store.folder / "cells" / f".{square_cell(1).key}.json.abc.tmp"
+    leftover = store.folder / "cells" / f".{square_cell(1).key}.json.abcdefgh.offsupport.tmp"
     leftover.touch()
     with store.locked():
         assert not leftover.exists()

@@ -148,7 +148,7 @@ _SHA256 = "predictions_sha256"
 
 @dataclass(frozen=True)
 class _Outputs:
-    """The files that predictions are written to; none of them has the name of an image beside it.
+    """The files that predictions are written to, with names that neither ``predictions`` nor an image beside it has.
 
     Args:
         predictions: The CSV file.
@@ -171,11 +171,6 @@ class _Outputs:
 
     def check(self, overwrite: bool, spell: Spelling = as_keyword) -> None:
         """Refuse to replace what is not ours, or what is and was changed since, unless that was asked for."""
-        if self.predictions == self.about:
-            raise ConfigError(
-                f"{escape(self.predictions)} is no name for predictions, which are written as CSV.",
-                f"Name a file that ends in .csv: {spell('out', escape(self.predictions.with_suffix('.csv')))}.",
-            )
         for picture in self.pictures:
             require_own(picture, *FIGURE_MARKS)
         if os.path.lexists(self.about) and not is_own_json(self.about, _about_predictions):
@@ -263,11 +258,12 @@ def adapt_folder(
     _check_request(method, source, hyper, spell)
     _check_out(out, overwrite, spell)
     names = _class_names(classes, source)
-    files = walk_images(images, [] if out is None else _Outputs.at(Path(out)).pictures)
+    drawn = [] if out is None else _Outputs.at(Path(out)).pictures  # an earlier run may have put them among the images
+    files = walk_images(images, drawn)
     targets = ImageFiles(images, shuffle_files(files, seed, "images") if shuffle else files, size, given.side, spell)
     reference = None
     if source is not None:
-        some = shuffle_files(walk_images(source), seed, "source")[:SOURCE_IMAGES]
+        some = shuffle_files(walk_images(source, drawn), seed, "source")[:SOURCE_IMAGES]
         reference = ImageFiles(source, some, size, given.side, spell)
     targets.first(1)  # the wrong size, or nothing to read, is said before a model is loaded or even trained
     network = given.load()

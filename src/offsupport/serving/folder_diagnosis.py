@@ -74,7 +74,7 @@ def diagnose_folder(
     if source is None:
         reference = _embedded(given, side, spell)
     else:
-        usual, _, reference = _read(Path(source), side, MOST_SOURCE, spell)
+        usual, _, reference = _read(Path(source), side, MOST_SOURCE, spell, leave_out)
         seen.append(usual)
         if reference.shape[2] != reference.shape[3]:
             raise InputError(f"The images in {source} are {reference.shape[3]}x{reference.shape[2]}.", one_size)
@@ -103,7 +103,7 @@ def _embedded(model: SourceModel, side: int | None, spell: Spelling) -> Tensor:
 
 
 def _read(
-    folder: Path, size: int | None, most: int, spell: Spelling, leave_out: Collection[Path] = ()
+    folder: Path, size: int | None, most: int, spell: Spelling, leave_out: Collection[Path]
 ) -> tuple[ImageFiles, list[str], Tensor]:
     """Return images of a folder, evenly over its sorted files, and their names; those that cannot be read are noted."""
     files = walk_images(folder, leave_out)
