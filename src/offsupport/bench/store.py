@@ -142,8 +142,10 @@ class Store:
             yield
 
     def require_own(self) -> None:
-        """Refuse a folder where no run was begun and where something has the names that a run writes to."""
-        if not os.path.lexists(self._grid_path):
+        """Refuse a folder where no run of ours was begun and where something has the names that a run writes to."""
+        if os.path.lexists(self._grid_path):
+            self._read_grid()
+        else:
             require_absent(self.folder, (*_PLACES, *_REPORT), "the run")
 
     def _own_checkpoints(self) -> list[Path]:
