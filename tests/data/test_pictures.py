@@ -13,6 +13,7 @@ import pytest
 from PIL import ExifTags, Image, ImageOps
 
 from offsupport.core.errors import FileError
+from offsupport.data.folders import IMAGENET100, open_imagenet
 from offsupport.data.pictures import MOST_BYTES, decode_image, open_picture, read_picture
 
 RAMP = np.arange(65536, dtype=np.uint16).reshape(256, 256)
@@ -99,6 +100,18 @@ def test_a_photograph_is_upright(tmp_path, kind, turn):
     picture.save(path, exif=about)
     with Image.open(path) as stored:
         assert np.array_equal(read_picture(path), np.asarray(ImageOps.exif_transpose(stored).convert("RGB")))
+
+
+def test_imagenet_is_read_as_its_published_readers_do(tmp_path):
+    about = Image.Exif()
+    about[ExifTags.Base.Orientation] = 6
+    for name in IMAGENET100:
+        (tmp_path / "val" / name).mkdir(parents=True)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8))
+    path = tmp_path / "val" / IMAGENET100[0] / "x.JPEG"
+    picture.save(path, exif=about)
+    found = open_imagenet(tmp_path, "test", IMAGENET100, "imagenet100")
+    assert np.array_equal(found.read(0), np.asarray(Image.open(io.BytesIO(path.read_bytes())))[16:240, 16:240])
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")

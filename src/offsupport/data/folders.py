@@ -55,6 +55,7 @@ class Folder(Dataset):
         classes: The class folders to read; None for all of them.
         resize: Bring the shorter side to this length first (bilinear).
         crop: Cut a centred square of this side. Without it all images must have one size.
+        upright: Turn photographs as the camera noted.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class Folder(Dataset):
         classes: Sequence[str] | None = None,
         resize: int | None = None,
         crop: int | None = None,
+        upright: bool = True,
     ) -> None:
         self.folder = folder
+        self.upright = upright
         self.resize = resize
         self.crop = crop
         found = sub_folders(folder) if classes is None else list(classes)
@@ -93,7 +96,7 @@ class Folder(Dataset):
 
     def read(self, row: int) -> Images:
         """Return one image (height, width, 3)."""
-        return read_picture(self.folder / self.files[row], self.resize, self.crop)
+        return read_picture(self.folder / self.files[row], self.resize, self.crop, upright=self.upright)
 
     def _hash(self) -> str:
         # Reading a million images to name a data set would take longer than most experiments on it.
@@ -145,7 +148,8 @@ def open_imagenet(root: Path, split: str, classes: Sequence[str] | None, name: s
     places = [root / top / part for top in tops] + [root]
     for place in places:
         if _has_classes(place, classes):
-            return Folder(place, name, classes=classes, resize=RESIZE, crop=CROP)
+            # Published numbers on ImageNet are of pictures as they lie in the files, turned or not.
+            return Folder(place, name, classes=classes, resize=RESIZE, crop=CROP, upright=False)
     raise DataMissingError(
         f"{name} needs {len(classes or range(IMAGENET_CLASSES))} class folders in {root / part} "
         f"({part}/<wnid>/*.JPEG); {_best(places)}.",

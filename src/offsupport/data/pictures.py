@@ -79,22 +79,23 @@ def decode_image(data: bytes, name: str = "The image") -> Images:
         return np.asarray(_as_shown(_opened(io.BytesIO(data), len(data))))
 
 
-def read_picture(path: Path, resize: int | None = None, crop: int | None = None) -> Images:
+def read_picture(path: Path, resize: int | None = None, crop: int | None = None, *, upright: bool = True) -> Images:
     """Return the pixels (height, width, 3) of an image file; an unreadable one is an error that names it.
 
     Args:
         path: A regular file of one of :data:`FORMATS`.
         resize: Bring the shorter side to this length first (bilinear); None leaves the size.
         crop: Cut a centred square of this side; None leaves all.
+        upright: Turn it as the camera noted; data sets whose published readers do not are read as those do.
     """
-    return open_picture(path, resize, crop).pixels
+    return open_picture(path, resize, crop, upright=upright).pixels
 
 
-def open_picture(path: Path, resize: int | None = None, crop: int | None = None) -> Picture:
+def open_picture(path: Path, resize: int | None = None, crop: int | None = None, *, upright: bool = True) -> Picture:
     """Return a picture as :func:`read_picture` does, and whether its file has more of them."""
     with _naming(str(path)), open_regular(path) as file:
         opened = _opened(file, os.fstat(file.fileno()).st_size)
-        rgb = _as_shown(opened)
+        rgb = _as_shown(opened, upright)
         animated = _has_more(opened)
     if resize is not None:
         rgb = _resized(rgb, resize, path)
@@ -127,9 +128,9 @@ def _opened(file: IO[bytes], size: int) -> Image.Image:
     return picture
 
 
-def _as_shown(picture: Image.Image) -> Image.Image:
+def _as_shown(picture: Image.Image, upright: bool = True) -> Image.Image:
     """Return the first frame upright, in 8-bit colours; what is transparent shows white paper."""
-    turns = _turns(picture)
+    turns = _turns(picture) if upright else ()
     if picture.mode.startswith(("I", "F")):
         rgb = Image.fromarray(_levels(picture)).convert("RGB")
     elif picture.has_transparency_data:
