@@ -26,7 +26,7 @@ from offsupport.core.errors import (
 )
 from offsupport.core.escaping import escape, escape_cell
 from offsupport.core.files import require_folder, sha256_bytes, sha256_file, write_json, write_text
-from offsupport.core.ownership import foreign, is_own_json, require_own
+from offsupport.core.ownership import foreign, is_own_json, read_head, require_own
 from offsupport.core.progress import progress
 from offsupport.data.folders import sub_folders
 from offsupport.diagnosis.network import (
@@ -144,6 +144,8 @@ class FolderResult:
 
 
 _SHA256 = "predictions_sha256"
+_FIRST_LINE = b"file,class,"
+"""How predictions begin in every version."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,8 @@ class _Outputs:
             raise foreign(self.about, "Move it, or choose another name.")
         if not os.path.lexists(self.predictions):
             return
-        require_own(self.predictions, _HEADER.encode())
+        if not read_head(self.predictions).startswith(_FIRST_LINE):
+            raise foreign(self.predictions, "Move it, or choose another name.")
         if not overwrite and not is_own_json(self.about, self._vouches):
             raise ConfigError(
                 f"{escape(self.predictions)} was changed since offsupport wrote it.",
