@@ -184,8 +184,11 @@ def test_bytes_are_read_as_files_are():
     buffer = io.BytesIO()
     Image.fromarray(RAMP).save(buffer, "PNG")
     assert np.array_equal(decode_image(buffer.getvalue())[..., 0], RAMP >> 8)
-    with pytest.raises(FileError, match="The image cannot be read"):
+    assert decode_image(buffer.getvalue(), 32, 16).shape == (16, 16, 3)
+    with pytest.raises(FileError, match=r"The image cannot be read"):
         decode_image(b"no image")
+    with pytest.raises(FileError, match=r"^up\\x1b cannot be read"):
+        decode_image(b"no image", name="up\x1b")
 
 
 @pytest.mark.filterwarnings("ignore")

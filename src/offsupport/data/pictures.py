@@ -73,10 +73,9 @@ def encode_jpeg(image: Images, quality: int = RELEASE_QUALITY) -> bytes:
     return buffer.getvalue()
 
 
-def decode_image(data: bytes, name: str = "The image") -> Images:
-    """Return the pixels (height, width, 3) of an image file's bytes, as :func:`read_picture` does."""
-    with _naming(name):
-        return np.asarray(_as_shown(_opened(io.BytesIO(data), len(data))))
+def decode_image(data: bytes, resize: int | None = None, crop: int | None = None, *, name: str = "The image") -> Images:
+    """Return the pixels (height, width, 3) of an image file's bytes, as :func:`read_picture` does; errors name it."""
+    return _read(io.BytesIO(data), len(data), name, resize, crop).pixels
 
 
 def read_picture(path: Path, resize: int | None = None, crop: int | None = None, *, upright: bool = True) -> Images:
@@ -94,12 +93,16 @@ def read_picture(path: Path, resize: int | None = None, crop: int | None = None,
 def open_picture(path: Path, resize: int | None = None, crop: int | None = None, *, upright: bool = True) -> Picture:
     """Return a picture as :func:`read_picture` does, and whether its file has more of them."""
     with _naming(str(path)), open_regular(path) as file:
-        opened = _opened(file, os.fstat(file.fileno()).st_size)
+        return _read(file, os.fstat(file.fileno()).st_size, str(path), resize, crop, upright)
+
+
+def _read(file: IO[bytes], size: int, name: str, resize: int | None, crop: int | None, upright: bool = True) -> Picture:
+    with _naming(name):
+        opened = _opened(file, size)
         rgb = _as_shown(opened, upright)
         animated = _has_more(opened)
-    if resize is not None:
-        rgb = _resized(rgb, resize, path)
-    return Picture(np.asarray(rgb if crop is None else _centre(rgb, crop, path)), animated)
+        rgb = rgb if resize is None else _resized(rgb, resize, name)
+        return Picture(np.asarray(rgb if crop is None else _centre(rgb, crop, name)), animated)
 
 
 @contextlib.contextmanager
@@ -187,23 +190,23 @@ def _levels(picture: Image.Image) -> npt.NDArray[np.uint8]:
     return shown
 
 
-def _resized(picture: Image.Image, side: int, path: Path) -> Image.Image:
+def _resized(picture: Image.Image, side: int, name: str) -> Image.Image:
     scale = side / min(picture.size)
     # Rounding may not take the shorter side below what is then cropped.
     width, height = max(side, round(picture.width * scale)), max(side, round(picture.height * scale))
     if width * height > MOST_PIXELS:
         raise FileError(
-            f"{escape(path)} is {picture.width}x{picture.height}; with {side} pixels along its shorter side it would "
+            f"{escape(name)} is {picture.width}x{picture.height}; with {side} pixels along its shorter side it would "
             f"have {width}x{height}, more than {MOST_PIXELS:,}.",
             "Replace or remove it.",
         )
     return picture.resize((width, height), BILINEAR)
 
 
-def _centre(picture: Image.Image, side: int, path: Path) -> Image.Image:
+def _centre(picture: Image.Image, side: int, name: str) -> Image.Image:
     if min(picture.size) < side:
         raise FileError(
-            f"{escape(path)} is {picture.width}x{picture.height}, smaller than {side} pixels.",
+            f"{escape(name)} is {picture.width}x{picture.height}, smaller than {side} pixels.",
             "Give images of at least that.",
         )
     left, top = round((picture.width - side) / 2), round((picture.height - side) / 2)
