@@ -145,8 +145,10 @@ class Store:
         """Refuse a folder where no run of ours was begun and where something has the names that a run writes to."""
         if os.path.lexists(self._grid_path):
             self._read_grid()
-        else:
-            require_absent(self.folder, (*_PLACES, *_REPORT), "the run")
+            return
+        # In folders of these names nothing is replaced but files called after a cell's key: those are results.
+        files = [name for name in _PLACES if not (self.folder / name).is_dir()]
+        require_absent(self.folder, (*files, *_REPORT), "the run")
 
     def _own_checkpoints(self) -> list[Path]:
         folder = self.folder / "checkpoints"
