@@ -59,7 +59,7 @@ SHARED = "SHARED"
 """The file that makes a folder of results one that the runs beside it share."""
 _PLACES = ("cells", "failures", "checkpoints")
 _REPORT = ("report.html", "report.csv", "report.tex")
-"""What a run folder holds, beside its grid and the models it trains."""
+"""The folders and files of a run, beside its grid and the models it trains."""
 _HEAD = '{"checksum": "'
 _MIDDLE = '",\n"record": '
 _INDENT = 1
@@ -142,13 +142,12 @@ class Store:
             yield
 
     def require_own(self) -> None:
-        """Refuse a folder where no run of ours was begun and where something has the names that a run writes to."""
+        """Refuse a folder where no run of ours was begun and where something has the name of its report."""
         if os.path.lexists(self._grid_path):
             self._read_grid()
             return
-        # In folders of these names nothing is replaced but files called after a cell's key: those are results.
-        files = [name for name in _PLACES if not (self.folder / name).is_dir()]
-        require_absent(self.folder, (*files, *_REPORT), "the run")
+        # Elsewhere in it nothing is replaced but files that are called after a cell's key: those are results.
+        require_absent(self.folder, _REPORT, "the run")
 
     def _own_checkpoints(self) -> list[Path]:
         folder = self.folder / "checkpoints"
