@@ -145,7 +145,7 @@ def test_source_images_serve_statistics_names_and_the_diagnosis(call, tmp_path):
     assert data["diagnosis"]["source_images"] == 50
     assert {row["name"] for row in rows()} <= set("abcdefghij")
     assert all(row["name"] == "abcdefghij"[int(row["class"])] for row in rows())
-    assert (tmp_path / "predictions.png").stat().st_size > 1000
+    assert (tmp_path / "predictions.diagnosis.png").stat().st_size > 1000
 
 
 def test_a_file_with_its_architecture_and_class_names(call, tmp_path):

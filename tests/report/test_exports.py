@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from offsupport.core.escaping import escape
 from offsupport.report.page import Badge, Bar, Number, Table
 from offsupport.report.tables import FIELDS, as_csv, as_latex, latex_text
 from offsupport.results import Row
@@ -22,14 +23,14 @@ def test_csv_holds_every_number_in_full():
 @pytest.mark.parametrize("name", ["=1+1", "+A1", "-A1", "@SUM(A1)", "\t=1", "\r=1", " =1"])
 def test_names_that_look_like_formulas_are_defused_and_numbers_are_not(name):
     (read,) = csv.DictReader(io.StringIO(as_csv([replace(ROW, method=name)])))
-    assert read["method"] == "'" + name
+    assert read["method"] == "'" + escape(name)
     assert read["low"] == "-7.5"
 
 
 def test_csv_quotes_what_would_break_a_line():
     evil = 'a,"b"\nc'
     (read,) = csv.DictReader(io.StringIO(as_csv([replace(ROW, method=evil)])))
-    assert read["method"] == evil
+    assert read["method"] == escape(evil) == r'a,"b"\nc'
 
 
 def test_latex_is_a_table_of_what_the_page_shows():

@@ -107,6 +107,7 @@ def run_grid(
         executor: Who computes; by default processes on this machine.
     """
     store = Store(place.folder)
+    store.require_own()
     with store.locked():
         summary = run_cells(cells, place, workers, announce, lambda: store.add_to_grid(cells, request), executor)
     return Run(place.folder, summary)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
-import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -20,12 +20,14 @@ from offsupport.core.files import (
     canonical_json,
     clear_temporaries,
     folder_lock,
+    open_regular,
     parse_json,
     read_json,
     sha256_bytes,
     write_bytes,
     write_json,
 )
+from offsupport.core.ownership import require_absent
 from offsupport.core.version import __version__
 
 # What a result was computed with: versions and the type of the CPU.
@@ -58,6 +60,8 @@ SCHEMA = 1
 SHARED = "SHARED"
 """The file that makes a folder of results one that the runs beside it share."""
 _PLACES = ("cells", "failures", "checkpoints")
+_REPORT = ("report.html", "report.csv", "report.tex")
+"""The folders and files of a run, beside its grid and the models it trains."""
 _HEAD = '{"checksum": "'
 _MIDDLE = '",\n"record": '
 _INDENT = 1
@@ -142,6 +146,14 @@ class Store:
                     checkpoint.unlink(missing_ok=True)
             yield
 
+    def require_own(self) -> None:
+        """Refuse a folder where no run of ours was begun and where something has the name of its report."""
+        if os.path.lexists(self._grid_path):
+            self._read_grid()
+            return
+        # Elsewhere in it nothing is replaced but files that are called after a cell's key: those are results.
+        require_absent(self.folder, _REPORT, "the run")
+
     def _own_checkpoints(self) -> list[Path]:
         folder = self.folder / "checkpoints"
         return [] if folder.is_symlink() else list(folder.glob("*.safetensors"))  # where a link leads is not the run's
@@ -166,12 +178,14 @@ class Store:
     def sound(self, key: str) -> Sound | Invalid:
         """Return the intact result of this schema and cell, or why there is none."""
         try:
-            facts = self.path(key).stat()
-            if not stat.S_ISREG(facts.st_mode) or facts.st_size > MOST_BYTES:  # a pipe would keep its reader for ever
-                return Invalid("no result: not an ordinary file, or far too large", found=True)
-            data = self.path(key).read_bytes()
+            if self.path(key).stat().st_size > MOST_BYTES:
+                return Invalid("no result: far too large", found=True)
+            with open_regular(self.path(key)) as file:
+                data = file.read()
         except FileNotFoundError:
             return Invalid("not computed yet", found=False)
+        except FileError as error:
+            return Invalid(error.message, found=True)
         except OSError as error:
             return Invalid(f"unreadable ({error.strerror})", found=True)
         if not intact(data):

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from offsupport.cli.output import JSON, as_option, emit_json, emit_table, say
+from offsupport.cli.output import JSON, as_option, emit_json, emit_table, say, tell
 from offsupport.cli.settings import AllowCode, allowed, parse_settings
 from offsupport.core.errors import ConfigError
+from offsupport.core.escaping import escape
 
 if TYPE_CHECKING:
     from offsupport.serving.folder import FolderResult
@@ -20,7 +21,7 @@ SHOWN = 10
 """So many predictions are printed; the file has them all."""
 OWN_OPTIONS = (
     *("batch_size", "classes", "episodic", "images", "method", "model"),
-    *("out", "preset", "seed", "shuffle", "size", "source"),
+    *("out", "overwrite", "preset", "seed", "shuffle", "size", "source"),
 )
 """What belongs to an option of its own and not behind --hyper: the arguments of adapt_folder() beside it."""
 NEEDS_PYTHON = ("logits", "inplace", "spell")
@@ -33,7 +34,10 @@ def adapt(
     images: Path = typer.Option(..., help="Folder of the images to predict; folders inside it count."),
     method: str = typer.Option(..., help="How to adapt: a name of `offsupport list methods`, also with +sc."),
     out: Path = typer.Option(
-        Path("predictions.csv"), help="The predictions; what else is known goes beside it as .json."
+        Path("predictions.csv"), help="The predictions (.csv); what else is known goes beside it as .json."
+    ),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace predictions of ours that were changed since; never anything else."
     ),
     batch_size: int = typer.Option(64, min=1, help="Images per batch: what the model adapts to at a time."),
     hyper: list[str] = typer.Option(
@@ -57,24 +61,24 @@ def adapt(
     """Adapt a model to a folder of images and predict them; images that cannot be read are named and left out."""
     import torch
 
-    from offsupport.serving.folder import adapt_folder
+    from offsupport.serving.folder import about_file, adapt_folder
 
     settings = parse_settings(hyper, "--hyper", "lr=1e-3")
     _check_hyper(settings)
     torch.set_num_threads(threads)  # here, not in the library: it is a setting of the whole process
     given = _source_model(model, network, normalization, out.parent, allowed([model], allow_code))
     result = adapt_folder(
-        given, images, method, out=out, batch_size=batch_size,
+        given, images, method, out=out, overwrite=overwrite, batch_size=batch_size,
         preset=preset, source=source, size=size, classes=classes, shuffle=shuffle, episodic=episodic, seed=seed,
         spell=as_option, **settings,
     )  # fmt: skip
     for note in result.notes:
         say(note)
     if json:
-        emit_json({"out": str(out), **result.to_dict(), "predictions": [row.values() for row in result.predictions]})
+        emit_json({"out": escape(out), **result.to_dict(), "predictions": [row.values() for row in result.predictions]})
         return
     _show(result)
-    say(f"Predictions: {out}, and all about them: {out.with_suffix('.json')}")
+    say(f"Predictions: {out}, and all about them: {about_file(out)}")
 
 
 def _check_hyper(settings: Mapping[str, Any]) -> None:
@@ -103,10 +107,10 @@ def _source_model(
 def _show(result: FolderResult) -> None:
     """Print the first predictions, and what happened on the way."""
     shown = result.predictions[:SHOWN]
-    rows = [[p.file, f"{p.label} {p.name}".strip(), f"{p.confidence:.3f}", p.guard] for p in shown]
+    rows = [[escape(p.file), f"{p.label} {escape(p.name)}".strip(), f"{p.confidence:.3f}", p.guard] for p in shown]
     title = f"{result.method}: {len(result.predictions)} images, the first {len(rows)}"
     emit_table(title, ["file", "class", "confidence", "guard"], rows, text_columns=2)
     events = ", ".join(f"{name} {count}" for name, count in result.events.items() if count)
-    typer.echo(f"guard: {events or 'nothing to do'}")
+    tell(f"guard: {events or 'nothing to do'}")
     if result.diagnosis is not None:
-        typer.echo(str(result.diagnosis))
+        tell(str(result.diagnosis))

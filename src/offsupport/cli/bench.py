@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from offsupport.cli.output import JSON, emit_in_parts, emit_json, emit_table, say
+from offsupport.cli.output import JSON, emit_in_parts, emit_json, emit_table, say, tell
 from offsupport.cli.settings import AllowCode, allowed
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def verify(
     if as_json:
         emit_json({"folder": str(folder), **asdict(found)})
     else:
-        typer.echo(found.words() + (" All the same." if found.exact + found.tolerant and not found.different else ""))
+        tell(found.words() + (" All the same." if found.exact + found.tolerant and not found.different else ""))
     require_same(found, folder)
     require_permission(found)
 

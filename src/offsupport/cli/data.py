@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offsupport.cli.output import JSON, emit_json, emit_table, say
+from offsupport.core.escaping import escape
 
 if TYPE_CHECKING:
     from offsupport.data.checking import Finding
@@ -55,7 +56,8 @@ def make(
         return
     say(f"{folder}: {len(chosen)} corruptions at 5 severities, {manifest['recipe']['images']} images each.")
     if manifest["skipped"]:
-        say(f"Left out {len(manifest['skipped'])} unreadable images: {', '.join(manifest['skipped'][:5])} ...")
+        first = ", ".join(map(escape, manifest["skipped"][:5]))
+        say(f"Left out {len(manifest['skipped'])} unreadable images: {first} ...")
 
 
 @app.command()
@@ -65,17 +67,23 @@ def check(
     as_json: bool = JSON,
 ) -> None:
     """Say what a folder holds, what is complete, missing or damaged; draw a contact sheet of its corruptions."""
+    from PIL.PngImagePlugin import PngInfo
+
     from offsupport.core.errors import DataMissingError, FileError
     from offsupport.core.files import atomic
+    from offsupport.core.ownership import MAKER, PNG_MARK, require_own
     from offsupport.data.checking import check as check_data
     from offsupport.data.checking import draw_findings
 
+    target = sheet or folder / "contact-sheet.png"
+    require_own(target, PNG_MARK, remedy="Name another file for the contact sheet: --sheet FILE.")
     findings = check_data(folder)
     picture = draw_findings(findings)
-    target = sheet or folder / "contact-sheet.png"
     if picture is not None:
+        about = PngInfo()
+        about.add_text("Software", MAKER)
         with atomic(target) as file:
-            picture.save(file, "PNG")
+            picture.save(file, "PNG", pnginfo=about)
     if as_json:
         shown = str(target) if picture is not None else None
         emit_json({"findings": [finding.to_json() for finding in findings], "contact_sheet": shown})

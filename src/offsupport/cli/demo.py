@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from offsupport.cli.bench import finish
-from offsupport.cli.output import JSON, emit_json, emit_table, say
+from offsupport.cli.output import JSON, emit_json, emit_table, say, tell
 
 if TYPE_CHECKING:
     from offsupport.report.demo_page import Results
@@ -32,9 +32,9 @@ def demo(
     """Take the tour: adapt a network to shifted digits, run a table of the paper, diagnose a shift."""
     from offsupport.core.files import require_folder
     from offsupport.report.demo_page import demo_page
-    from offsupport.report.page import write
+    from offsupport.report.page import require_own_page, write
 
-    require_folder(out)
+    require_own_page(require_folder(out) / "report.html")
     say("1 of 3. Training a small network on the digits inside scikit-learn, and adapting it to shifted ones ...")
     results = adapt_digits(out / "digits", seed)
     say("2 of 3. Table 1 of the paper at smoke scale: what synthetic shifts can be recovered from ...")
@@ -127,4 +127,4 @@ def _show(results: Results, table: Measured, diagnosis: Diagnosis) -> None:
     title = f"Error in %, with its 95 % interval; severity {SEVERITY}"
     emit_table(title, ["digits", *METHODS], table_rows(results, "{}\n{}-{}"))
     print_rows("Table 1 at smoke scale: accuracy", table.rows)
-    typer.echo(str(diagnosis))
+    tell(str(diagnosis))

@@ -5,6 +5,7 @@ Of a process of the synthetic study, of arrays in files, or of a network and a f
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -12,17 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from offsupport.cli.output import JSON, as_option, emit_json, emit_table, say
+from offsupport.cli.output import JSON, as_option, emit_json, emit_table, say, tell
 from offsupport.cli.settings import AllowCode, allowed, parse_settings
 from offsupport.core.errors import ConfigError, DataMissingError, FileError
+from offsupport.core.escaping import escape
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.figure import Figure
 
     from offsupport.serving.source_model import SourceModel
     from offsupport.theory import Diagnosis
 
 DEFAULT_OUT = Path("runs/diagnose")
+KEYS = frozenset({"theorem1", "runs", "targets", "regime"})
+"""One of these stands in every diagnosis.json of ours."""
 OF_NETWORKS = {"model", "images", "source", "size", "out", "allow_code", "json"}
 """The options that mean something for a network; a process or arrays have no ``size``."""
 
@@ -61,6 +66,7 @@ def diagnose(
         _of_network(given, images, source, size, out, json)
         return
     _refuse(context, {"size", "allow_code"}, "a process or arrays")
+    _check_out(out)
     if source is not None or labels is not None or target is not None:
         if source is None or labels is None or target is None:
             raise ConfigError("Your own arrays come in three files.", "Give --source, --labels and --target.")
@@ -68,12 +74,12 @@ def diagnose(
     else:
         changes = parse_settings(set_, "--set", "radius=9")
         shown, data = _of_process(preset, process, changes, distance, range(seed, seed + runs))
-    _save(shown[0], data, out)
+    _save(data, shown[0].plot(), out)
     if json:
         emit_json(data)
     elif len(shown) == 1:
         _tabulate_targets(data)
-        typer.echo(str(shown[0]))
+        tell(str(shown[0]))
     else:
         _summarise(shown)
     say(f"picture: {out / 'diagnosis.png'}")
@@ -140,13 +146,28 @@ def _of_arrays(source: Path, labels: Path, target: Path, shift: str) -> tuple[li
     return [results[farthest]], {"shift": f"{found.shift}: {found.reason}", "shown": farthest, "targets": targets}
 
 
-def _save(first: Diagnosis, data: dict[str, Any], out: Path) -> None:
+def _check_out(out: Path) -> None:
+    """Refuse, before the work is done, to replace files in the folder that are not of an earlier diagnosis."""
+    from offsupport.core.ownership import foreign, is_own_json, require_own
+    from offsupport.diagnosis.network import FIGURE_MARKS, figure_files
+
+    remedy = "Give another folder: --out DIR."
+    numbers = out / "diagnosis.json"
+    ours = is_own_json(numbers, lambda found: bool(KEYS & found.keys()))
+    if os.path.lexists(numbers) and not ours:
+        raise foreign(numbers, remedy)
+    for picture in figure_files(out / "diagnosis"):
+        # Beside numbers of ours also one that 0.2 drew, which named the drawing library alone.
+        require_own(picture, *FIGURE_MARKS, *([b"Matplotlib"] if ours else []), remedy=remedy)
+
+
+def _save(data: dict[str, Any], figure: Figure, out: Path) -> None:
     """Write the numbers and the picture, each whole or not at all."""
     from offsupport.core.files import write_json
     from offsupport.diagnosis.network import save_figure
 
     write_json(out / "diagnosis.json", data)
-    save_figure(first.plot(), out / "diagnosis")
+    save_figure(figure, out / "diagnosis")
 
 
 def _tabulate_targets(data: dict[str, Any]) -> None:
@@ -165,7 +186,7 @@ def _tabulate_targets(data: dict[str, Any]) -> None:
         for t in data["targets"]
     ]
     emit_table(f"shift {data['shift']}", columns, rows)
-    typer.echo(f"\nTarget {data['shown']}, the farthest:")
+    tell(f"\nTarget {data['shown']}, the farthest:")
 
 
 def _summarise(results: list[Diagnosis]) -> None:
@@ -214,24 +235,29 @@ def _of_network(
     model: SourceModel, images: Path, source: Path | None, size: int | None, out: Path, as_json: bool
 ) -> None:
     """Diagnose a folder of images under a network, write the numbers and the picture, and print them."""
-    from offsupport.core.files import write_json
-    from offsupport.diagnosis.network import save_figure
+    from offsupport.diagnosis.network import figure_files
     from offsupport.serving.folder_diagnosis import diagnose_folder
+    from offsupport.serving.image_files import first_frames
 
-    result = diagnose_folder(model, images, source=source, size=size, spell=as_option)
+    _check_out(out)
+    drawn = figure_files(out / "diagnosis")
+    result = diagnose_folder(model, images, source=source, size=size, leave_out=drawn, spell=as_option)
     found = result.diagnosis
-    write_json(out / "diagnosis.json", result.to_dict())
-    save_figure(found.plot(), out / "diagnosis")
+    _save(result.to_dict(), found.plot(), out)
+    for why in result.skipped.values():
+        say(f"Left out: {why}")
+    if result.animated:
+        say(first_frames(result.animated))
     if as_json:
         emit_json(result.to_dict())
     else:
         numbers = (found.distance.tolist(), found.quantile.tolist(), found.share.tolist())
         rows = [
-            [name, kind, f"{d:.2f}", f"{q:.2f}", f"{s:.0%}"]
+            [escape(name), kind, f"{d:.2f}", f"{q:.2f}", f"{s:.0%}"]
             for name, kind, d, q, s in zip(result.images, found.regime, *numbers, strict=True)
         ]
         emit_table(model.name, ["image", "regime", "distance", "quantile", "patches off"], rows)
-        typer.echo(str(found))
+        tell(str(found))
     say(f"picture: {out / 'diagnosis.png'}")
 
 

@@ -17,8 +17,10 @@ from offsupport.cli.demo import demo
 from offsupport.cli.diagnose import diagnose
 from offsupport.cli.doctor import doctor
 from offsupport.cli.listing import list_
+from offsupport.cli.output import say
 from offsupport.cli.train import train
 from offsupport.core.errors import OffsupportError
+from offsupport.core.escaping import escape_lines
 from offsupport.core.interrupts import EXIT_CODE, listen
 
 app = typer.Typer(
@@ -63,12 +65,10 @@ def main() -> None:
     try:
         app()
     except OffsupportError as error:
-        sys.stderr.write(f"offsupport: {error.message}\n")
-        if error.remedy:
-            sys.stderr.write(f"  {error.remedy}\n")
+        say(f"offsupport: {error.message}" + (f"\n  {error.remedy}" if error.remedy else ""))
         sys.exit(error.exit_code)
     except OSError as error:  # a full disk or a missing right is nobody's defect
-        sys.stderr.write(f"offsupport: {error}\n  Check the path, its permissions and the space left on the disk.\n")
+        say(f"offsupport: {error}\n  Check the path, its permissions and the space left on the disk.")
         sys.exit(2)
     except (SystemExit, KeyboardInterrupt) as end:  # the latter where the signal fell outside what typer watches
         if isinstance(end, SystemExit) and end.code != EXIT_CODE:  # which typer makes of Ctrl-C, too
@@ -91,7 +91,7 @@ def _own_pictures() -> None:
 
 def _as_sentence(message: Warning | str, *where: object, **more: object) -> str:
     """Return a warning as a person at a terminal wants it: without the line of code that gave it."""
-    return f"offsupport: {message}\n"
+    return f"offsupport: {escape_lines(message)}\n"
 
 
 def _print_any_name() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from offsupport.core.escaping import escape_lines
+
 # A script reads standard output, a person both: with --json nothing but JSON may stand there.
 JSON = typer.Option(False, "--json", help="Print the data as JSON on standard output.")
 
@@ -22,13 +24,17 @@ def emit_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     """Print a table on standard output; the first ``text_columns`` are words, the others are numbers."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    # As Text, not as str: rich would take brackets in a name for its own markup.
+    table = Table(title=Text(escape_lines(title)) if title else None, title_justify="left")
     for i, column in enumerate(columns):
         # Names must stay whole to be copied; what does not fit is folded, never cut.
-        table.add_column(column, justify="left" if i < text_columns else "right", no_wrap=i == 0, overflow="fold")
+        table.add_column(
+            Text(escape_lines(column)), justify="left" if i < text_columns else "right", no_wrap=i == 0, overflow="fold"
+        )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(escape_lines(value)) for value in row))
     Console().print(table)
 
 
@@ -56,7 +62,12 @@ def emit_in_parts(title: str, columns: Sequence[str], rows: Sequence[Sequence[st
 
 def say(text: str) -> None:
     """Print a line for the person watching, on standard error."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(escape_lines(text) + "\n")
+
+
+def tell(text: str) -> None:
+    """Print a line of the answer on standard output."""
+    sys.stdout.write(escape_lines(text) + "\n")
 
 
 def as_option(name: str, value: str) -> str:

@@ -17,7 +17,7 @@ from offsupport.cli.bench import (
     full_disk_is_incomplete,
     print_rows,
 )
-from offsupport.cli.output import JSON, emit_json, emit_table, say
+from offsupport.cli.output import JSON, emit_json, emit_table, say, tell
 from offsupport.cli.settings import AllowCode, allowed
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def _print_measured(title: str, found: Measured) -> None:
         emit_table(f"{title} ({listing.title})", listing.columns, body, text_columns=len(listing.columns))
     for row in found.rows:
         if row.paper is not None:
-            typer.echo(f"{row.method} on {row.column}: {number(row)}, the paper printed {row.paper}")
+            tell(f"{row.method} on {row.column}: {number(row)}, the paper printed {row.paper}")
     for claim in found.claims:
-        typer.echo(f"{claim.verdict:>13}  {claim.claim}: {evidence_text(claim.evidence)}")
+        tell(f"{claim.verdict:>13}  {claim.claim}: {evidence_text(claim.evidence)}")
 
 
 def report(
@@ -87,4 +87,4 @@ def report(
     if as_json:
         emit_json({"report": str(path), **found.to_dict()})
     else:
-        typer.echo(str(path))
+        tell(str(path))

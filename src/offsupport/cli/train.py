@@ -57,8 +57,9 @@ def draw_curves(card: dict[str, Any], folder: Path) -> None:
     """Write the learning curves of a finished run as ``curves.svg``."""
     from offsupport.core.files import write_text
     from offsupport.report import figures
+    from offsupport.training.run import CURVES
 
     wrong = {"training views": [100 * (1 - line["train_accuracy"]) for line in card["log"]]}
     if "held_out_accuracy" in card["log"][-1]:
         wrong["held-out images"] = [100 * (1 - line["held_out_accuracy"]) for line in card["log"]]
-    write_text(folder / "curves.svg", figures.traces(wrong, "error (%)", "epochs"))
+    write_text(folder / CURVES, figures.traces(wrong, "error (%)", "epochs"))

@@ -14,14 +14,21 @@ from torch import Tensor
 
 from offsupport.core.errors import FileError
 from offsupport.core.files import canonical_json, parse_json, write_bytes
+from offsupport.core.ownership import require_own
 
 SCHEMA = 1
+_MARKS = (b'{"__metadata__":{"manifest":', b'{"__metadata__":{"sha256":')
+"""How the header of a file of ours begins; weights of others have other words there, or none."""
 _STRIDES = "strides"
 """In a manifest: the layout of the tensors that are not laid out row by row."""
 
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> None:
-    """Write tensors and a manifest of plain JSON values to one file, whole or not at all."""
+    """Write tensors and a manifest of plain JSON values to one file, whole or not at all.
+
+    A file that is there is replaced only if it was written so, too.
+    """
+    require_own(Path(path), *_MARKS)
     # The format holds rows only, so other layouts are written down beside it.
     body = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     strides = {name: tensor.stride() for name, tensor in tensors.items() if tensor.stride() != _by_rows(tensor)}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import math
 import os
 import re
+import stat
 import sys
 import tempfile
 import time
@@ -25,6 +27,13 @@ _TEMPORARY = ".offsupport.tmp"
 """How temporary files end. Who clears up goes by it: nobody else's file is called so."""
 _NAME = 40
 """Characters of a file's name that its temporary one keeps; names have a longest length."""
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @contextlib.contextmanager
@@ -35,6 +44,7 @@ def atomic(path: Path | str) -> Iterator[IO[bytes]]:
     flushed too: a reader, also one after a crash, sees the old file or the new one.
     """
     path = Path(path)
+    _require_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a rename is atomic within one file system only.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:_NAME]}.", suffix=_TEMPORARY)
@@ -71,6 +81,30 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """What a disk says that takes no more, or is dying: nobody's mistake, and the same command works once there is room."""
 
 
+def set_aside(path: Path) -> None:
+    """Rename what is at ``path``, if anything is, to a name that is free: whoever misses it finds it beside."""
+    if not os.path.lexists(path):
+        return
+    names = (path.with_name(f"{path.name}.aside-{number}") for number in itertools.count(1))
+    path.rename(next(name for name in names if not os.path.lexists(name)))
+
+
+def open_regular(path: Path | str) -> IO[bytes]:
+    """Open a file for reading; a pipe, which might wait for ever, and a device, which might never end, are refused."""
+    path = Path(path)
+    _require_regular(path, path.stat().st_mode)  # asked before, since to open a device can already do something
+    if sys.platform == "win32":
+        descriptor = os.open(path, os.O_RDONLY | os.O_BINARY)
+    else:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        _require_regular(path, os.fstat(descriptor).st_mode)  # and after, since it may have been exchanged
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def require_folder(path: Path | str) -> Path:
     """Return the folder ``path``, made if need be; refuse, before any work is done, where nothing can be written."""
     path = Path(path)
@@ -93,7 +127,9 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 
 def write_text(path: Path | str, text: str) -> None:
     """Write ``text`` to ``path`` as UTF-8, whole or not at all."""
-    write_bytes(path, text.encode())  # as bytes: text mode would end lines differently on Windows, and hashes with them
+    # As bytes: text mode would end lines differently on Windows, and hashes with them. What is no Unicode, such as a
+    # name of a file in another encoding, is written escaped.
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def canonical_json(value: Any) -> str:
@@ -114,11 +150,12 @@ MOST_DEPTH = 64
 
 def read_json(path: Path | str) -> Any:
     """Read JSON; a damaged file, or one made to exhaust its reader, is an error that names it."""
-    path = Path(path)
-    if path.stat().st_size > MOST_BYTES:
+    with open_regular(path) as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
         raise FileError(f"{path} is larger than {MOST_BYTES >> 20} MB.", "Delete it and make it again.")
     try:
-        return parse_json(path.read_bytes())
+        return parse_json(data)
     except ValueError as error:
         raise FileError(f"{path} is not valid JSON ({error}).", "Delete it and make it again.") from error
 
@@ -176,7 +213,7 @@ def sha256_bytes(data: bytes) -> str:
 
 def sha256_file(path: Path | str) -> str:
     """Return the sha256 of a file in hexadecimal, read in pieces."""
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
 
 
@@ -216,9 +253,46 @@ def file_lock(path: Path | str) -> Iterator[None]:
 
 
 def _lock(path: Path) -> FileLock:
+    _require_lock_file(path)
     # The system's own lock on an open file, not the existence of a file: it is gone when its process is, however that
     # ended. The file itself stays, since removing one that somebody waits for would let two in.
     return FileLock(path, mode=0o644)
+
+
+def _require_lock_file(path: Path) -> None:
+    """Refuse a file that is no lock: taking a lock may empty it, and a link would lead elsewhere."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    # Locks are empty; where the file system has none of its own, they hold a process number.
+    empty = stat.S_ISREG(found.st_mode) and (not found.st_size or _first_line(path).strip().isdigit())
+    if not empty:
+        raise FileError(f"{path} is in the way: it is no lock of offsupport.", "Move it, or use another folder.")
+
+
+def _first_line(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.readline(100)
+
+
+def _require_replaceable(path: Path) -> None:
+    """Refuse to put a file where a folder, a device or a pipe is; renaming over ``/dev/null`` would replace it."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # nothing there, or a link to nothing
+        return
+    if not stat.S_ISREG(mode):
+        raise FileError(f"{path} is {_kind(mode)}: no file can be written there.", "Name a file.")
+
+
+def _require_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise FileError(f"{path} is {_kind(mode)}, not a file.", "Replace or remove it.")
+
+
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
 
 
 def _replace(temporary: Path, path: Path, tries: int = 20) -> None:

@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from offsupport.core.escaping import escape
+
 SHOW_AFTER = 2.0
 LINE_EVERY = 10.0
 
@@ -29,9 +31,9 @@ def _bar(title: str, total: int) -> Iterator[Callable[..., None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     # Transient, and on standard error: what stays on the screen and what a pipe reads is the result alone.
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     display = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = display.add_task(title, total=total)
+    task = display.add_task(escape(title), total=total)
     started = time.monotonic()
     shown = False
 
@@ -40,7 +42,7 @@ def _bar(title: str, total: int) -> Iterator[Callable[..., None]]:
         if not shown and time.monotonic() - started > SHOW_AFTER:
             display.start()
             shown = True
-        display.update(task, advance=units, description=f"{title} {note}".strip())
+        display.update(task, advance=units, description=escape(f"{title} {note}".strip()))
 
     try:
         yield advance
@@ -61,7 +63,8 @@ def _lines(title: str, total: int) -> Iterator[Callable[..., None]]:
         now = time.monotonic()
         if now >= next_line or (done >= total and now - started > SHOW_AFTER):
             left = (now - started) / max(done, 1) * (total - done)
-            sys.stderr.write(f"{title}: {done}/{total} {note}".rstrip() + f" (about {left:.0f} s left)\n")
+            line = escape(f"{title}: {done}/{total} {note}".rstrip())
+            sys.stderr.write(f"{line} (about {left:.0f} s left)\n")
             sys.stderr.flush()
             next_line = now + LINE_EVERY
 

@@ -26,7 +26,7 @@ from offsupport.data.dataset import Images
 from offsupport.data.digits import Digits
 from offsupport.data.folders import IMAGENET100, IMAGENET_CLASSES, list_images, sub_folders
 from offsupport.data.making import LAYOUTS, PARTS, SEVERITIES
-from offsupport.data.pictures import read_picture
+from offsupport.data.pictures import picture_problem, read_picture
 from offsupport.data.sheet import draw_grid
 from offsupport.data.stored import MANIFEST, Files, compare_file, open_npy, read_manifest, sums_name
 
@@ -298,21 +298,11 @@ def unreadable(folder: Path, files: Iterable[str], title: str) -> dict[str, str]
     names = list(files)
     with progress(title, len(names)) as advance:
         for name in names:
-            problem = _image_problem(folder / name)
+            problem = picture_problem(folder / name, _THUMBNAIL)
             if problem:
                 found[str(folder / name)] = problem
             advance()
     return found
-
-
-def _image_problem(path: Path) -> str:
-    try:
-        with Image.open(path) as picture:
-            picture.draft("RGB", _THUMBNAIL)  # JPEG decodes to a small version: the whole file is read, in less time
-            picture.load()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        return f"cannot be read ({error})"
-    return ""
 
 
 def _sample_files(tree: Path, files: Sequence[str]) -> Sample:

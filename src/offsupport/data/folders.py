@@ -57,6 +57,7 @@ class Folder(Dataset):
         resize: Bring the shorter side to this length first (bilinear).
         crop: Cut a centred square of this side. Without it all images must have one size.
         hashes: The sha256 that files must have when they are read, by relative path; of the others nothing is known.
+        upright: Turn photographs as the camera noted.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class Folder(Dataset):
         resize: int | None = None,
         crop: int | None = None,
         hashes: Mapping[str, str] | None = None,
+        upright: bool = True,
     ) -> None:
         self.folder = folder
         self.hashes = hashes or {}
+        self.upright = upright
         self.resize = resize
         self.crop = crop
         found = sub_folders(folder) if classes is None else list(classes)
@@ -98,7 +101,7 @@ class Folder(Dataset):
     def read(self, row: int) -> Images:
         """Return one image (height, width, 3)."""
         require_hash(self.folder / self.files[row], self.hashes.get(self.files[row]))
-        return read_picture(self.folder / self.files[row], self.resize, self.crop)
+        return read_picture(self.folder / self.files[row], self.resize, self.crop, upright=self.upright)
 
     def _hash(self) -> str:
         # Reading a million images to name a data set would take longer than most experiments on it.
@@ -150,7 +153,8 @@ def open_imagenet(root: Path, split: str, classes: Sequence[str] | None, name: s
     places = [root / top / part for top in tops] + [root]
     for place in places:
         if _has_classes(place, classes):
-            return Folder(place, name, classes=classes, resize=RESIZE, crop=CROP)
+            # Published numbers on ImageNet are of pictures as they lie in the files, turned or not.
+            return Folder(place, name, classes=classes, resize=RESIZE, crop=CROP, upright=False)
     raise DataMissingError(
         f"{name} needs {len(classes or range(IMAGENET_CLASSES))} class folders in {root / part} "
         f"({part}/<wnid>/*.JPEG); {_best(places)}.",

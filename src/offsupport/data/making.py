@@ -14,7 +14,7 @@ import platform
 import shutil
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -28,7 +28,9 @@ import scipy
 
 from offsupport import __version__
 from offsupport.core.errors import ConfigError, FileError, OffsupportError, nearest
+from offsupport.core.escaping import escape
 from offsupport.core.files import atomic, flush_file, folder_lock, read_json, sha256_file, write_json, write_text
+from offsupport.core.ownership import foreign
 from offsupport.core.processes import follow_parent, worker_environment
 from offsupport.core.progress import progress
 from offsupport.data import cifar
@@ -125,6 +127,10 @@ class Layout(ABC):
         """Return the manifest entries that a finished corruption has."""
 
     @abstractmethod
+    def place(self, request: MakeRequest, corruption: str) -> Path:
+        """Return the file or folder that a finished corruption is."""
+
+    @abstractmethod
     def clear(self, request: MakeRequest, corruption: str) -> None:
         """Remove the units of a finished corruption."""
 
@@ -173,7 +179,7 @@ class NpyLayout(Layout):
 
     def finish(self, request: MakeRequest, corruption: str) -> tuple[Files, list[str]]:
         """Join the five parts to one .npy file."""
-        path = request.folder / f"{corruption}.npy"
+        path = self.place(request, corruption)
         height, width = request.clean.image_size
         shape = (len(SEVERITIES) * len(request.clean), height, width, 3)
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
@@ -188,6 +194,10 @@ class NpyLayout(Layout):
         """The one file."""
         return [f"{corruption}.npy"]
 
+    def place(self, request: MakeRequest, corruption: str) -> Path:
+        """The one file."""
+        return request.folder / f"{corruption}.npy"
+
     def clear(self, request: MakeRequest, corruption: str) -> None:
         """Delete the five parts."""
         for severity in SEVERITIES:
@@ -195,7 +205,7 @@ class NpyLayout(Layout):
 
     def discard(self, request: MakeRequest, corruption: str) -> None:
         """Delete the file."""
-        (request.folder / f"{corruption}.npy").unlink(missing_ok=True)
+        self.place(request, corruption).unlink(missing_ok=True)
 
     def problems(self, folder: Path, files: Files) -> dict[str, str]:
         """Compare size and hash of each file."""
@@ -213,13 +223,18 @@ def _npy_part(request: MakeRequest, unit: Unit) -> Path:
 # hashes of those lists.
 
 
+_HALF = ".offsupport.tmp"
+"""How the folder of a class ends until it is whole."""
+
+
 class TreeLayout(Layout):
     """JPEG files in class folders, one tree per corruption and severity."""
 
     def prepare(self, request: MakeRequest, manifest: dict[str, Any]) -> None:
         """Remove class folders that a killed run left half-written."""
-        for stale in (request.folder / PARTS).glob("*/*.tmp"):
-            shutil.rmtree(stale)
+        for stale in (request.folder / PARTS).glob(f"*/*{_HALF}"):
+            if not stale.parent.is_symlink():
+                shutil.rmtree(stale)
 
     def pending(self, request: MakeRequest, corruption: str) -> list[Unit]:
         """One unit per class and severity; a class folder under its final name is whole."""
@@ -237,7 +252,7 @@ class TreeLayout(Layout):
         """Corrupt the images of one class at one severity into a folder of JPEG files."""
         final = _tree_part(request, unit)
         # By process: a worker that outlives a killed run for a moment must not write into a new one's folder.
-        half = final.with_name(f"{final.name}.{os.getpid()}.tmp")
+        half = final.with_name(f"{final.name}.{os.getpid()}{_HALF}")
         half.mkdir(parents=True)
         for row in _rows_of(request, unit.part):
             image = _read(request, row)
@@ -267,12 +282,23 @@ class TreeLayout(Layout):
         """The five lists of hashes."""
         return [sums_name(corruption, severity) for severity in SEVERITIES]
 
+    def place(self, request: MakeRequest, corruption: str) -> Path:
+        """The folder of the five trees."""
+        return request.folder / corruption
+
     def clear(self, request: MakeRequest, corruption: str) -> None:
         """Nothing is left: the units were moved."""
 
     def discard(self, request: MakeRequest, corruption: str) -> None:
-        """Delete the five trees."""
-        shutil.rmtree(request.folder / corruption, ignore_errors=True)
+        """Delete the five trees, unless something in them is not ours."""
+        place = self.place(request, corruption)
+        ours = {_target(file) for file in _folder(request).files}
+        names = (path.relative_to(place) for path in place.rglob("*") if not path.is_dir())
+        strange = next((name for name in names if Path(*name.parts[1:]).as_posix() not in ours), None)
+        if strange is not None or place.is_symlink():
+            what = "it is a link" if strange is None else f"{escape(strange)} is not of `offsupport data make`"
+            raise FileError(f"{place} is damaged, and {what}.", "Move it, and run the same command again.")
+        shutil.rmtree(place)
 
     def problems(self, folder: Path, files: Files) -> dict[str, str]:
         """Compare every image with the list that names it, and the lists with the manifest."""
@@ -415,7 +441,7 @@ def make(
     open_clean.cache_clear()  # the files may have changed since an earlier call
     recipe = _recipe(request)
     with folder_lock(request.folder):
-        manifest = _claim(request, recipe)
+        manifest = _claim(request, recipe, corruptions)
         _work_off(
             request, [c for c in dict.fromkeys(corruptions) if not _is_done(request, c, manifest)], manifest, workers
         )
@@ -449,7 +475,7 @@ def _recipe(request: MakeRequest) -> dict[str, Any]:
     }
 
 
-def _claim(request: MakeRequest, recipe: dict[str, Any]) -> dict[str, Any]:
+def _claim(request: MakeRequest, recipe: dict[str, Any], corruptions: Sequence[str]) -> dict[str, Any]:
     """Return the manifest of an earlier run with this recipe, or a new one; a folder of other content is refused."""
     begun = request.folder / PARTS / "recipe.json"
     manifest = read_manifest(request.folder)
@@ -469,8 +495,22 @@ def _claim(request: MakeRequest, recipe: dict[str, Any]) -> dict[str, Any]:
             f"{request.folder} was begun with other settings ({', '.join(changed)}).",
             "Choose another --out folder, or delete this one.",
         )
+    _refuse_foreign(request, corruptions, manifest["files"])
     write_json(begun, recipe)
     return manifest
+
+
+def _refuse_foreign(request: MakeRequest, corruptions: Sequence[str], listed: Mapping[str, Any]) -> None:
+    """Refuse, where no run was interrupted, what the manifest does not list and would be replaced or cleared away."""
+    parts, layout = request.folder / PARTS, find_layout(request.name)
+    if (parts / "recipe.json").is_file() and not parts.is_symlink():
+        return  # what an interrupted run had made by then is not listed yet
+    if os.path.lexists(parts) and (parts.is_symlink() or not parts.is_dir() or any(parts.iterdir())):
+        raise foreign(parts, "Move it, or choose another --out folder.")
+    for corruption in corruptions:
+        place = layout.place(request, corruption)
+        if os.path.lexists(place) and not any(file in listed for file in layout.listed(corruption)):
+            raise foreign(place, "Move it, or choose another --out folder.")
 
 
 def _versions() -> dict[str, str]:

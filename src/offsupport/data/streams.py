@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from offsupport.core.errors import ConfigError, DataMissingError, FileError
 from offsupport.core.files import canonical_json, read_json, sha256_bytes, write_text
+from offsupport.core.ownership import foreign, is_own_json
 from offsupport.data.catalog import Access
 from offsupport.data.corrupted import Corrupted
 from offsupport.data.dataset import Arrays, Dataset
@@ -203,6 +205,8 @@ class Stream:
             "sha256": self.sha256,
             "order_hash": self.order_hash,
         }
+        if os.path.lexists(path) and not is_own_json(Path(path), lambda found: "order_hash" in found):
+            raise foreign(Path(path), "Move it, or choose another name.")
         write_text(path, canonical_json(saved) + "\n")
 
     @staticmethod

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from offsupport.core.errors import InputError, ModelError
 from offsupport.core.files import atomic
+from offsupport.core.ownership import MAKER, PNG_MARK
 from offsupport.diagnosis.patches import LEVEL, batched, judge_patches, patch_score
 from offsupport.nn.inspect import capture_input, device_and_dtype, find_head
 from offsupport.nn.normalized import ROOM
@@ -304,9 +305,20 @@ def draw_diagnosis(found: ModelDiagnosis, images: int) -> Figure:
     return figure
 
 
+_METADATA: dict[str, dict[str, str | None]] = {"png": {"Software": MAKER}, "svg": {"Creator": MAKER, "Date": None}}
+FIGURE_MARKS = (PNG_MARK, f"<dc:title>{MAKER}</dc:title>".encode())
+"""By these a figure that :func:`save_figure` wrote is known as ours."""
+
+
+def figure_files(path: Path) -> list[Path]:
+    """Return the files that :func:`save_figure` writes."""
+    # Not with_suffix, which would take what follows a dot in the name for one.
+    return [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
+
+
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as ``path.png`` and ``path.svg``, each whole or not at all."""
-    for kind in ("png", "svg"):
-        # Not with_suffix, which would take what follows a dot in the name for one.
-        with atomic(path.with_name(f"{path.name}.{kind}")) as file:
-            figure.savefig(file, format=kind, dpi=120)
+    """Write a figure as ``path.png`` and ``path.svg``, each whole or not at all, marked as made by us."""
+    for place in figure_files(path):
+        kind = place.suffix[1:]
+        with atomic(place) as file:
+            figure.savefig(file, format=kind, dpi=120, metadata=_METADATA[kind])

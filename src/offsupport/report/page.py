@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from urllib.parse import quote
 
 from offsupport.core import files
+from offsupport.core.escaping import escape_lines
+from offsupport.core.ownership import require_own
 from offsupport.core.version import __version__
 
 if TYPE_CHECKING:
@@ -237,7 +239,17 @@ def render(page: Page) -> str:
 
 def write(page: Page, path: Path | str) -> None:
     """Write the page to ``path``, whole or not at all."""
+    require_own_page(path)
     files.write_text(path, render(page))
+
+
+def require_own_page(path: Path | str) -> None:
+    """Refuse to replace a page that is not one of ours."""
+    require_own(Path(path), _MARK)
+
+
+_MARK = b"default-src 'none'; script-src 'sha256-"
+"""Stands in the head of every page of ours: what it may load, and which script it may run."""
 
 
 def _embed(data: Any) -> str:
@@ -253,12 +265,17 @@ def _asset(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
+def _shown(value: Any) -> Any:
+    """Return a text from elsewhere without signs that act on a page; what we wrote as HTML ourselves stays."""
+    return escape_lines(value) if type(value) is str else value
+
+
 @cache
 def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader, autoescape=True, finalize=_shown, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("report.html")

@@ -18,10 +18,13 @@ from offsupport.bench.runs import Run, Status
 from offsupport.bench.store import Record
 from offsupport.core import files
 from offsupport.core.errors import FileError
+from offsupport.core.escaping import escape
+from offsupport.core.ownership import require_own
 from offsupport.core.registry import names_code
 from offsupport.report import figures, page
 from offsupport.report.page import Badge, Download, Figure, Page, Section, Tile, Value
 from offsupport.report.tables import (
+    EXPORT_MARKS,
     as_csv,
     as_latex,
     claims_table,
@@ -368,9 +371,11 @@ def write_report(run: Run | Path | str) -> tuple[Path, Measured]:
             f"A result in {run.folder} is not what cells of its kind compute ({type(error).__name__}: {error}).",
             "Find it with offsupport bench verify, delete it and run the grid again.",
         ) from error
-    for file in report.downloads:
-        files.write_text(run.folder / file.name, file.text)
     path = run.folder / "report.html"
+    page.require_own_page(path)
+    for file in report.downloads:
+        require_own(run.folder / file.name, *EXPORT_MARKS)
+        files.write_text(run.folder / file.name, file.text)
     page.write(report, path)
     return path, measured
 
@@ -389,7 +394,7 @@ def _page_of(run: Run) -> tuple[Page, Measured]:
     else:
         status = _parsed(run.status())
         measured = Measured(rows=error_rows(status.done))
-        title, about = f"Benchmark {run.folder.resolve().name}", "A grid of cells of the user's own."
+        title, about = f"Benchmark {escape(run.folder.resolve().name)}", "A grid of cells of the user's own."
     return run_page(title, about, measured, status, request), measured
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from offsupport.core.escaping import escape_cell
 from offsupport.report.page import Badge, Bar, Number, Scale, Table, Value
 from offsupport.results.rows import Claim, Evidence, Row, Verdict
 
@@ -159,8 +160,9 @@ def _bar(found: Row | Evidence, scale: Scale, mark: float | None = None, zero: f
 
 
 FIELDS = ("method", "column", "metric", "unit", "value", "low", "high", "n", "paper", "deviation")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""A field that begins like this is computed by spreadsheets."""
+_PACKAGES = r"% needs \usepackage{booktabs,textcomp}"
+EXPORT_MARKS = (f'"{FIELDS[0]}","{FIELDS[1]}","{FIELDS[2]}"'.encode(), _PACKAGES.encode())
+"""By these a CSV or LaTeX file of a report is known as ours."""
 _LATEX = str.maketrans(
     {
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -192,7 +194,7 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 def as_latex(tables: Sequence[Table], title: str) -> str:
     r"""Return the tables as LaTeX to be read by ``\input``."""
-    head = [f"% {' '.join(title.split())}", r"% needs \usepackage{booktabs,textcomp}", ""]
+    head = [f"% {' '.join(title.split())}", _PACKAGES, ""]
     return "\n".join([*head, *(_tabular(table) for table in tables)])
 
 
@@ -236,6 +238,4 @@ def _signed(text: str) -> str:
 
 
 def _field(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    return f"'{value}" if value.lstrip(" ").startswith(_FORMULA) else value
+    return escape_cell(value) if isinstance(value, str) else value

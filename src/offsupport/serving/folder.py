@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,21 +24,31 @@ from offsupport.core.errors import (
     Spelling,
     as_keyword,
 )
-from offsupport.core.files import require_folder, write_json, write_text
+from offsupport.core.escaping import escape, escape_cell
+from offsupport.core.files import require_folder, sha256_bytes, sha256_file, write_json, write_text
+from offsupport.core.ownership import foreign, is_own_json, read_head, require_own
 from offsupport.core.progress import progress
 from offsupport.data.folders import sub_folders
-from offsupport.diagnosis.network import MOST_SOURCE, MOST_TARGETS, ModelDiagnosis, diagnose_model, save_figure
+from offsupport.diagnosis.network import (
+    FIGURE_MARKS,
+    MOST_SOURCE,
+    MOST_TARGETS,
+    ModelDiagnosis,
+    diagnose_model,
+    figure_files,
+    save_figure,
+)
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.source_stats import SourceStats
 from offsupport.engine.state import model_sha256
 from offsupport.methods import METHODS, adapt, source_stats
-from offsupport.serving.image_files import ImageFiles, shuffle_files, walk_images
+from offsupport.serving.image_files import ImageFiles, first_frames, shuffle_files, walk_images
 from offsupport.serving.source_model import SourceModel, as_source_model
 
 SOURCE_IMAGES = 2000
 """Source statistics are taken from so many images at most, as in the bench."""
-_FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # noqa: RUF001 - spreadsheets take the wide signs for the usual ones
-"""What a spreadsheet takes for the beginning of a formula, or strips before it looks for one."""
+_ABOUT = ("weights_sha256", "events", "passes")
+"""What the file about predictions says in every version: by it, it is known as ours."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +70,9 @@ class Prediction:
     guard: str
 
     def values(self) -> dict[str, Any]:
-        """Return the prediction as plain values; ``label`` is called ``class``, as in the file."""
-        return {"class" if name == "label" else name: value for name, value in asdict(self).items()}
+        """Return the prediction as plain values, as in the file: ``label`` is called ``class``, names are escaped."""
+        shown = {**asdict(self), "file": escape(self.file), "name": escape(self.name)}
+        return {"class" if name == "label" else name: value for name, value in shown.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +91,7 @@ class FolderResult:
         episodic: Whether every batch began with the source model.
         predictions: One for each image that could be read, sorted by file.
         skipped: The files that could not be read, and why.
+        animated: The files that have more frames than the first, which was read.
         events: How often the guard intervened, by kind.
         passes: Forward and backward passes.
         notes: What a person should know, as sentences.
@@ -100,24 +113,92 @@ class FolderResult:
     passes: dict[str, int]
     notes: Sequence[str]
     diagnosis: ModelDiagnosis | None
+    animated: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the single predictions as plain JSON values."""
         about = {field.name: getattr(self, field.name) for field in fields(self)}
         about["predictions"] = len(self.predictions)
         about["notes"] = list(self.notes)
+        about["skipped"] = {escape(file): why for file, why in self.skipped.items()}
+        about["animated"] = [escape(file) for file in self.animated]
         if self.diagnosis is not None:  # without its maps of patches, which are in the picture
             found = self.diagnosis.to_dict()
             about["diagnosis"] = {name: value for name, value in found.items() if name != "patch_quantile"}
         return {"images" if name == "predictions" else name: value for name, value in about.items()}
 
-    def save(self, path: Path | str) -> None:
-        """Write the predictions as CSV; beside them all else as .json, and the picture of the diagnosis if any."""
-        path = Path(path)
-        write_text(path, csv_text(self.predictions))
-        write_json(path.with_suffix(".json"), self.to_dict())
+    def save(self, path: Path | str, *, overwrite: bool = False) -> None:
+        """Write the predictions as CSV; beside them all else as .json, and the picture of the diagnosis if any.
+
+        Args:
+            path: Where the predictions go. What offsupport did not write is never replaced.
+            overwrite: Replace predictions of ours that were changed since.
+        """
+        files = _Outputs.at(Path(path))
+        files.check(overwrite)
+        text = csv_text(self.predictions)
+        write_text(files.predictions, text)
+        write_json(files.about, {**self.to_dict(), _SHA256: sha256_bytes(text.encode())})
         if self.diagnosis is not None:
-            save_figure(self.diagnosis.plot(), path.with_suffix(""))
+            save_figure(self.diagnosis.plot(), files.figure)
+
+
+_SHA256 = "predictions_sha256"
+_FIRST_LINE = b"file,class,"
+"""How predictions begin in every version."""
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """The files that predictions are written to, with names that neither ``predictions`` nor an image beside it has.
+
+    Args:
+        predictions: The CSV file.
+        about: What else is known.
+        figure: The picture of the diagnosis, without .png and .svg.
+    """
+
+    predictions: Path
+    about: Path
+    figure: Path
+
+    @staticmethod
+    def at(path: Path) -> _Outputs:
+        stem = path.name.removesuffix(".csv")
+        return _Outputs(path, path.with_name(f"{stem}.json"), path.with_name(f"{stem}.diagnosis"))
+
+    @property
+    def pictures(self) -> list[Path]:
+        return figure_files(self.figure)
+
+    def check(self, overwrite: bool, spell: Spelling = as_keyword) -> None:
+        """Refuse to replace what is not ours, or what is and was changed since, unless that was asked for."""
+        for picture in self.pictures:
+            require_own(picture, *FIGURE_MARKS)
+        if os.path.lexists(self.about) and not is_own_json(self.about, _about_predictions):
+            raise foreign(self.about, "Move it, or choose another name.")
+        if not os.path.lexists(self.predictions):
+            return
+        if not read_head(self.predictions).startswith(_FIRST_LINE):
+            raise foreign(self.predictions, "Move it, or choose another name.")
+        if not overwrite and not is_own_json(self.about, self._vouches):
+            raise ConfigError(
+                f"{escape(self.predictions)} was changed since offsupport wrote it.",
+                f"Choose another name, or replace it: {spell('overwrite', '')}.",
+            )
+
+    def _vouches(self, about: Mapping[str, object]) -> bool:
+        """Tell whether the predictions are as they were written; 0.2 did not note that."""
+        return about.get(_SHA256) in (None, sha256_file(self.predictions))
+
+
+def _about_predictions(about: Mapping[str, object]) -> bool:
+    return all(key in about for key in _ABOUT)
+
+
+def about_file(path: Path) -> Path:
+    """Return the file beside the predictions at ``path`` that has all else."""
+    return _Outputs.at(path).about
 
 
 def csv_text(predictions: Sequence[Prediction]) -> str:
@@ -127,16 +208,13 @@ def csv_text(predictions: Sequence[Prediction]) -> str:
     """
     buffer = io.StringIO()
     lines = csv.writer(buffer, lineterminator="\n")
-    lines.writerow("class" if field.name == "label" else field.name for field in fields(Prediction))
+    buffer.write(_HEADER)
     for row in sorted(predictions, key=lambda row: row.file):
-        lines.writerow([_plain(row.file), row.label, _plain(row.name), f"{row.confidence:.6f}", row.guard])
+        lines.writerow([escape_cell(row.file), row.label, escape_cell(row.name), f"{row.confidence:.6f}", row.guard])
     return buffer.getvalue()
 
 
-def _plain(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula, and that UTF-8 can hold whatever the file system says."""
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return f"'{text}" if text.startswith(_FORMULA) else text
+_HEADER = ",".join("class" if field.name == "label" else field.name for field in fields(Prediction)) + "\n"
 
 
 def adapt_folder(
@@ -145,6 +223,7 @@ def adapt_folder(
     method: str,
     *,
     out: Path | str | None = None,
+    overwrite: bool = False,
     batch_size: int = 64,
     preset: str | None = None,
     source: Path | str | None = None,
@@ -162,7 +241,9 @@ def adapt_folder(
         model: A classifier of images in [0, 1], or a name that :func:`offsupport.load_model` knows. It is not touched.
         images: The folder; folders inside it count.
         method: How to adapt, as in :func:`offsupport.adapt`.
-        out: Where to write the predictions (.csv); what else is known goes beside them. None writes nothing.
+        out: Where to write the predictions (.csv); what else is known goes beside them. None writes nothing. A file
+            that offsupport did not write is never replaced.
+        overwrite: Replace predictions of ours in ``out`` that were changed since.
         batch_size: Images per batch: what the model adapts to at a time.
         preset: Hyper-parameters, as in :func:`offsupport.adapt`.
         source: Folder of images the model was trained on: for methods that need to know them, for the diagnosis, and
@@ -178,13 +259,14 @@ def adapt_folder(
     given, images = as_source_model(model), Path(images)
     source = None if source is None else Path(source)
     _check_request(method, source, hyper, spell)
-    _check_out(out, spell)
+    _check_out(out, overwrite, spell)
     names = _class_names(classes, source)
-    files = walk_images(images)
+    drawn = [] if out is None else _Outputs.at(Path(out)).pictures  # an earlier run may have put them among the images
+    files = walk_images(images, drawn)
     targets = ImageFiles(images, shuffle_files(files, seed, "images") if shuffle else files, size, given.side, spell)
     reference = None
     if source is not None:
-        some = shuffle_files(walk_images(source), seed, "source")[:SOURCE_IMAGES]
+        some = shuffle_files(walk_images(source, drawn), seed, "source")[:SOURCE_IMAGES]
         reference = ImageFiles(source, some, size, given.side, spell)
     targets.first(1)  # the wrong size, or nothing to read, is said before a model is loaded or even trained
     network = given.load()
@@ -196,6 +278,8 @@ def adapt_folder(
         rows, events, passes = _predict(adapter, targets, batch_size, episodic, names, spell)
     diagnosis, why_not = _diagnose(network, given, targets, reference, spell)
     notes = _left_out(targets, reference)
+    if targets.animated:
+        notes.append(first_frames(targets.animated))
     if not (shuffle or episodic or _treats_images_alone(adapter)) and len({_folder_of(file) for file in files}) > 1:
         notes.append(_ORDER_MISLEADS.format(spell("shuffle", "")))
     notes += [*dict.fromkeys(str(warning.message) for warning in said), *why_not]
@@ -203,9 +287,10 @@ def adapt_folder(
         model=given.name, weights_sha256=model_sha256(network), method=method, config=str(adapter.config),
         batch_size=batch_size, seed=seed, size=size, shuffle=shuffle, episodic=episodic, predictions=rows,
         skipped=targets.skipped, events=events, passes=passes, notes=notes, diagnosis=diagnosis,
+        animated=sorted(targets.animated),
     )  # fmt: skip
     if out is not None:
-        result.save(out)
+        result.save(out, overwrite=overwrite)
     return result
 
 
@@ -226,12 +311,13 @@ def _check_request(method: str, source: Path | None, hyper: Mapping[str, Any], s
         raise ConfigError("adapt_folder() leaves the model as it is.", "Leave inplace out, or use offsupport.adapt.")
 
 
-def _check_out(out: Path | str | None, spell: Spelling) -> None:
-    """Refuse a place where nothing can be written before the work is done, not after it."""
+def _check_out(out: Path | str | None, overwrite: bool, spell: Spelling) -> None:
+    """Refuse a place where nothing can or may be written before the work is done, not after it."""
     if out is None:
         return
     if Path(out).is_dir():
         raise ConfigError(f"{out} is a folder.", f"Name a file: {spell('out', str(Path(out) / 'predictions.csv'))}.")
+    _Outputs.at(Path(out)).check(overwrite, spell)
     require_folder(Path(out).parent)
 
 

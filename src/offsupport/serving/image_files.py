@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,14 +12,23 @@ import torch
 from torch import Tensor
 
 from offsupport.core.errors import DataMissingError, FileError, InputError, Spelling, as_keyword
+from offsupport.core.escaping import escape
 from offsupport.core.seeds import derive_seed
 from offsupport.data.dataset import Images
 from offsupport.data.folders import list_images
-from offsupport.data.pictures import read_picture
+from offsupport.data.pictures import open_picture
+
+_NAMED = 5
+"""So many files are named where there may be thousands."""
 
 
-def walk_images(folder: Path) -> list[str]:
-    """Return the image files in a folder and all folders below it, as sorted relative paths; hidden ones aside."""
+def walk_images(folder: Path, leave_out: Collection[Path] = ()) -> list[str]:
+    """Return the image files in a folder and all folders below it, as sorted relative paths; hidden ones aside.
+
+    Args:
+        folder: Where to look. Links to files are images, links to folders are read one level deep.
+        leave_out: Pictures that the command itself writes: an earlier run may have put them there.
+    """
     if not folder.is_dir():
         raise DataMissingError(f"{folder} is not a folder.", "Give the folder that holds the images.")
     found = list_images(folder, "")
@@ -27,8 +36,12 @@ def walk_images(folder: Path) -> list[str]:
         subs[:] = [sub for sub in subs if not sub.startswith(".")]  # in place, so that the walk does not enter them
         for sub in subs:
             found += list_images(folder, (Path(place) / sub).relative_to(folder).as_posix())
+    ours = {path.absolute() for path in leave_out}
+    found = [file for file in found if (folder / file).absolute() not in ours] if ours else found
     if not found:
-        raise DataMissingError(f"There are no images in {folder}.", "Give a folder of .png, .jpg or other image files.")
+        raise DataMissingError(
+            f"There are no images in {escape(folder)}.", "Give a folder of .png, .jpg or other image files."
+        )
     # Sorted as a whole: file systems list folders in orders of their own, and the order decides what is adapted to.
     return sorted(found)
 
@@ -50,6 +63,7 @@ class ImageFiles:
         expected: The only size (width and height) that is right for the model, where that is known.
         spell: How remedies write the argument ``size``.
         skipped: Filled while reading: files that cannot be read, and why.
+        animated: Filled while reading: files that have more frames than the first, which is read.
     """
 
     folder: Path
@@ -58,6 +72,7 @@ class ImageFiles:
     expected: int | None = None
     spell: Spelling = as_keyword
     skipped: dict[str, str] = field(default_factory=dict)
+    animated: set[str] = field(default_factory=set)
     _shape: tuple[int, ...] | None = None
 
     def batches(self, batch_size: int) -> Iterator[tuple[list[str], Tensor]]:
@@ -85,12 +100,14 @@ class ImageFiles:
 
     def _read(self, name: str) -> Images | None:
         try:
-            picture = read_picture(self.folder / name, self.size, self.size)
+            picture, animated = open_picture(self.folder / name, self.size, self.size)
         except FileError as error:
             # One broken file must not end a stream of thousands; it is named in the result.
             self.skipped[name] = error.message
             return None
-        self._check(picture.shape, name)
+        if animated:
+            self.animated.add(name)
+        self._check(picture.shape, escape(name))
         return picture
 
     def _check(self, shape: tuple[int, ...], name: str) -> None:
@@ -104,8 +121,8 @@ class ImageFiles:
             )
         if self._shape is not None and shape != self._shape:
             raise InputError(
-                f"The images in {self.folder} have several sizes: {name} is {width}x{height}, and those before it are "
-                f"{self._shape[1]}x{self._shape[0]}.",
+                f"The images in {escape(self.folder)} have several sizes: {name} is {width}x{height}, and those before "
+                f"it are {self._shape[1]}x{self._shape[0]}.",
                 f"Give {self.spell('size', 'N')}: the shorter side is brought to N pixels, and the centred square is "
                 "taken.",
             )
@@ -114,3 +131,9 @@ class ImageFiles:
 
 def _tensor(pictures: list[Images]) -> Tensor:
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous().float().div_(255)
+
+
+def first_frames(animated: Collection[str]) -> str:
+    """Return the sentence about files with several frames."""
+    shown = ", ".join(map(escape, sorted(animated)[:_NAMED])) + (", ..." if len(animated) > _NAMED else "")
+    return f"Of files with several frames the first was read ({len(animated)}): {shown}."

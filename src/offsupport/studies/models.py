@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from offsupport import zoo
 from offsupport.core.errors import ConfigError, DataMissingError, FileError, ModelError, nearest
-from offsupport.core.files import file_lock, sha256_file
+from offsupport.core.files import file_lock, set_aside, sha256_file
 from offsupport.core.progress import progress
 from offsupport.core.registry import Registry, same_definition
 
@@ -167,7 +167,9 @@ def _kept(source: BuiltIn, path: Path) -> nn.Module:
             require_values(weights, network.state_dict(), str(path), "this network", "Remove it.")
             network.load_state_dict(weights)
             return network.eval()
-        save_tensors(path, source.train().state_dict(), {})
+        weights = source.train().state_dict()
+        set_aside(path)  # damaged, or somebody's file that is called as ours is
+        save_tensors(path, weights, {})
     return _kept(source, path)
 
 

@@ -21,6 +21,7 @@ from offsupport import __version__, zoo
 from offsupport.core.checkpoints import load_tensors, save_tensors, tensors_sha256
 from offsupport.core.errors import ConfigError, DataMissingError, FileError
 from offsupport.core.files import folder_lock, read_json, require_folder, sha256_file, write_json, write_text
+from offsupport.core.ownership import require_absent
 from offsupport.core.seeds import derive_seed
 from offsupport.core.weights import require_names, require_values
 from offsupport.data import Dataset, load
@@ -33,6 +34,7 @@ from offsupport.training.team import Team
 
 WEIGHTS, CARD = "model.safetensors", "card.json"
 CHECKPOINT = "checkpoint.safetensors"
+LOG, CURVES = "log.jsonl", "curves.svg"
 ALONE = Team()
 """One process that does all the work."""
 
@@ -63,6 +65,8 @@ def train(
         )
     dataset = load(recipe.dataset, data, split="train")
     identity = {"recipe": recipe.settings(), "seed": seed, "data": dataset.sha256}
+    if team.leads and not (out / CHECKPOINT).exists():
+        require_absent(out, (WEIGHTS, CARD, LOG, CURVES), "the training")
     # One lock for the team: the others share the folder with the process that holds it.
     with folder_lock(out) if team.leads else contextlib.nullcontext():
         run = begin(recipe, _started(recipe, len(dataset.classes), seed, out), seed, team)
@@ -74,7 +78,7 @@ def train(
         for _ in epochs(recipe, run, *split(dataset, recipe.held_out), target, advance):
             if team.leads:
                 save(run, out, identity)
-                write_text(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in run.log))
+                write_text(out / LOG, "".join(json.dumps(line) + "\n" for line in run.log))
         if team.leads:
             write_model(name, recipe, run, dataset, load(recipe.dataset, data), seed, out)
         team.wait()

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
-from PIL import Image
 
-from offsupport.core.errors import DataMissingError, FileError
+from offsupport.core.errors import DataMissingError
 from offsupport.core.seeds import derive_seed
 from offsupport.data.corruptions.blur import motion, zoom
 from offsupport.data.corruptions.filters import truncate
 from offsupport.data.corruptions.registry import Images, published
 from offsupport.data.corruptions.seeding import Streams
+from offsupport.data.pictures import read_picture
 
 # Plasma fractals: the shape of fog, and the large patches of frost.
 
@@ -94,7 +94,7 @@ def official(folder: Path) -> tuple[Texture, ...]:
             f"Frost textures are missing in {folder}: {', '.join(missing)}.",
             "Put the official files there, or leave frost_dir out for synthesised ones.",
         )
-    return tuple(_read(path) for path in found if path is not None)
+    return tuple(read_picture(path) for path in found if path is not None)
 
 
 @functools.lru_cache(maxsize=1)
@@ -160,14 +160,6 @@ def _scaled(texture: Texture, scale: float) -> Texture:
         fraction = np.expand_dims(position - lower, tuple(other for other in range(3) if other != axis))
         levels = levels.take(lower, axis) * (1 - fraction) + levels.take(lower + 1, axis) * fraction
     return np.rint(levels).astype(np.uint8)
-
-
-def _read(path: Path) -> Texture:
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except OSError as error:
-        raise FileError(f"{path} is not a readable image ({error}).", "Copy the file again.") from error
 
 
 GREY = np.array([0.299, 0.587, 0.114])

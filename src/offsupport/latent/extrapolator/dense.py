@@ -387,6 +387,7 @@ def fitted_flow(
         with contextlib.suppress(FileError):
             return load_tensors(path)[0]["flat"]
         flat = fit_flow(x, labels, config, rng)
+        path.unlink(missing_ok=True)  # damaged; by its name it can be nothing else
         save_tensors(path, {"flat": flat}, {})
     return flat
 
