@@ -74,7 +74,10 @@ def test_what_is_refused_is_refused_when_wrapping_with_a_remedy(method):
 def test_every_hyper_parameter_has_an_effect(method, source):
     if not source:
         return  # Without source statistics, what acts on them is idle by design.
-    check_hyper_parameters([case for name, case in CASES.items() if name.startswith(f"{method}/")])
+    cases = [case for name, case in CASES.items() if name.startswith(f"{method}/")]
+    if method == "memo":  # With the one step per image that is its default, momentum would be searched for long.
+        cases = [dataclasses.replace(case, hyper={"copies": 2, "steps": 2}) for case in cases]
+    check_hyper_parameters(cases)
 
 
 @pytest.mark.parametrize("method", METHODS)
