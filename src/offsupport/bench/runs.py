@@ -42,13 +42,9 @@ class Run:
 
     def __init__(self, folder: Path | str, summary: Summary | None = None) -> None:
         self.store = Store(folder)
+        self.folder = self.store.folder
         self.summary = summary or Summary()
         self._read = dict(self.summary.read)
-
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self.store.folder
 
     def find(self, cell: Cell) -> Sound | Invalid:
         """Return the result of a cell, or why there is none."""

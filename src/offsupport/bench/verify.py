@@ -152,13 +152,13 @@ class Verified:
 
     def words(self) -> str:
         """Return what was compared, and how, as a sentence."""
+        remade = f" ({self.remade} from data that came another way, file or generated)" if self.remade else ""
         ways = [
-            f"{self.exact} bit for bit" if self.exact else "",
+            f"{self.exact} bit for bit{remade}" if self.exact else "",
             f"{self.tolerant} within {TOLERANCE:g}, because versions or CPU are others" if self.tolerant else "",
         ]
         how = " and ".join(filter(None, ways)) or "none to compare"
-        remade = f" The data of {self.remade} came another way, file or generated." if self.remade else ""
-        return f"{self.sample} of {self.done} results computed again and compared: {how}.{remade}"
+        return f"{self.sample} of {self.done} results computed again and compared: {how}."
 
 
 def verify(

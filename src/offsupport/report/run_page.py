@@ -365,10 +365,9 @@ def write_report(run: Run | Path | str) -> tuple[Path, Measured]:
         measured = Measured(rows=error_rows(status.done))
         title, about = f"Benchmark {run.folder.resolve().name}", "A grid of cells of the user's own."
     report = run_page(title, about, measured, status, request)
-    folder = run.folder
     for file in report.downloads:
-        files.write_text(folder / file.name, file.text)
-    path = folder / "report.html"
+        files.write_text(run.folder / file.name, file.text)
+    path = run.folder / "report.html"
     page.write(report, path)
     return path, measured
 
