@@ -111,6 +111,20 @@ def test_results_from_elsewhere_are_compared_within_the_tolerance(squares, value
     assert "because versions or CPU are others" in found.words()
 
 
+def test_single_gates_may_differ_elsewhere_and_their_sums_may_not(in_process, tmp_path):
+    cell = square_cell(3, "gates")
+    run_grid([cell], Place(tmp_path), {"verb": "bench"})
+    there = {"gates": {"conv": [0.9]}, "zero_gates": 0.1}
+    changed(Store(tmp_path), cell, lambda body: body["deterministic"].update(findings=there))
+    (said,) = verify(tmp_path).different.values()
+    assert said == "deterministic.findings.gates.conv[0] was 0.9, is 0.4", "here every bit counts"
+    changed(Store(tmp_path), cell, lambda body: body["provenance"].update(cpu="another"))
+    assert not verify(tmp_path).different
+    changed(Store(tmp_path), cell, lambda body: body["deterministic"]["findings"].update(zero_gates=0.2))
+    (said,) = verify(tmp_path).different.values()
+    assert said == "deterministic.findings.zero_gates was 0.2, is 0.1"
+
+
 def test_other_data_are_different_everywhere(squares):
     folder, cells = squares
     changed(Store(folder), cells[0], lambda body: body["provenance"].update(cpu="another", data_sha256="1"))
