@@ -32,7 +32,7 @@ def call(monkeypatch, capsys):
 
 
 def test_run_status_resume_report(call, request, tmp_path):
-    code, out, _ = call("bench", "run", *GRID, "--out", tmp_path / "run", "--workers", 2, "--json")
+    code, out, _ = call("bench", "run", *GRID, "--out", tmp_path / "run", "--workers", 1, "--json")
     assert code == 0
     rows = json.loads(out)["rows"]
     assert [(row["method"], row["column"]) for row in rows if row["column"].endswith("avg")] == [
