@@ -111,6 +111,16 @@ def test_results_from_elsewhere_are_compared_within_the_tolerance(squares, value
     assert "because versions or CPU are others" in found.words()
 
 
+@pytest.mark.parametrize(("there", "same"), [([1.0, 0.95, 0.9], True), ([0.9, 0.9, 0.9], False), ([0.95], False)])
+def test_runs_are_compared_by_their_mean_elsewhere(there, same, in_process, tmp_path):
+    cell = square_cell(3, "runs")
+    run_grid([cell], Place(tmp_path), {"verb": "bench"})
+    changed(Store(tmp_path), cell, lambda body: body["deterministic"].update(runs=there))
+    assert verify(tmp_path).different, "here every bit counts"
+    changed(Store(tmp_path), cell, lambda body: body["provenance"].update(cpu="another"))
+    assert (not verify(tmp_path).different) is same
+
+
 def test_single_gates_may_differ_elsewhere_and_their_sums_may_not(in_process, tmp_path):
     cell = square_cell(3, "gates")
     run_grid([cell], Place(tmp_path), {"verb": "bench"})
