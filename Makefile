@@ -14,6 +14,7 @@ READY := .venv/.ready
 
 # One thread per worker: two workers that both take every core slow each other down. Exported, not written before the
 # command, because not every shell that make may find understands that.
+# Neighbours stay on one worker (worksteal), so what the tests of a file share is made once.
 test test-all: export OMP_NUM_THREADS = 1
 docs: export NO_MKDOCS_2_WARNING = 1
 
@@ -23,10 +24,10 @@ run: $(READY)
 	$(BIN)/offsupport demo
 
 test: $(READY) lint
-	$(BIN)/pytest -q -n 2 -m "not slow and not fault"
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow and not fault"
 
 test-all: $(READY) lint browser ray
-	$(BIN)/pytest -q -n 2 -rs
+	$(BIN)/pytest -q -n 2 --dist worksteal -rs
 
 lint: $(READY)
 	$(BIN)/ruff check .

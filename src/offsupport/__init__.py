@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from offsupport.core.moved import find_old_modules
 from offsupport.core.version import __version__ as __version__
+
+find_old_modules()
 
 _PUBLIC = {
     "OffsupportError": "offsupport.core.errors",

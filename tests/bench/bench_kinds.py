@@ -1,21 +1,18 @@
-"""Kinds of cells for the tests of the bench: they cost nothing, and some of them go wrong."""
+"""Kinds of cells for the tests of the bench: they cost nothing, and some of them go wrong.
+
+Workers import this file, so it imports nothing heavy: with torch every one of them would take seconds to start.
+"""
 
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from offsupport import evaluation
 from offsupport.bench import KINDS, Cell, Kind, Outcome, Place
-from offsupport.data import Batch, Stream
-from offsupport.evaluation import Checkpoint
-from offsupport.studies.adaptation import AdaptConfig, prepare_adapt, run_adapt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +30,9 @@ def run_square(config: SquareConfig, place: Place) -> Outcome:
         with (Path(place.folder) / "devices.log").open("a") as log:
             log.write(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
     _behave(config.behaviour, place)
-    return Outcome({"square": config.x**2}, {"data_sha256": "0"}, {"seconds": time.time()})
+    gates = {"findings": {"gates": {"conv": [0.4]}, "zero_gates": 0.1}} if config.behaviour == "gates" else {}
+    runs = {"runs": [0.95, 1.0, 0.9]} if config.behaviour == "runs" else {}
+    return Outcome({"square": config.x**2, **gates, **runs}, {"data_sha256": "0"}, {"seconds": time.time()})
 
 
 def _behave(behaviour: str, place: Place) -> None:
@@ -74,26 +73,7 @@ def _break_disk(moment: str, error: str) -> None:
         setattr(os, name, refuse)
 
 
-def run_killed(config: AdaptConfig, place: Place) -> Outcome:
-    """An adaptation that writes checkpoints as often as it may; two workers are killed in their fourth batch."""
-    evaluation.Checkpoint = functools.partial(Checkpoint, every=0.0)  # type: ignore[misc]
-    starting_at = Stream.starting_at
-
-    def cut_off(self: Stream, first: int) -> Iterator[Batch]:
-        log = Path(place.folder) / "computed.log"
-        begun = log.read_text().split() if log.exists() else []
-        log.write_text("\n".join([*begun, str(first)]))
-        for number, batch in enumerate(starting_at(self, first)):
-            if number == 3 and len(begun) < 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield batch
-
-    Stream.starting_at = cut_off  # type: ignore[method-assign]
-    return run_adapt(config, place)
-
-
 results_begun = 0
-KINDS.register("test-killed")(Kind(AdaptConfig, run_killed, prepare_adapt))
 KINDS.register("test-square")(Kind(SquareConfig, run_square))
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench_killed import killed_cell
 from bench_kinds import square_cell
 from torch import nn
 
-from offsupport.bench import Cell, Place, Store, run_cells
+from offsupport.bench import Place, Store, run_cells
 from offsupport.bench.runs import run_grid
 from offsupport.studies.adaptation import AdaptConfig
 from offsupport.studies.models import MODELS, BuiltIn, source_model
@@ -116,7 +117,7 @@ def test_workers_killed_in_the_middle_of_a_cell_are_gone_on_from(tmp_path):
     whole = AdaptConfig(dataset="digits-c", corruption="contrast", method="tesla", limit=160, batch_size=16).cell()
     said: list[str] = []
     run_cells([whole], Place(tmp_path / "whole"))
-    cell = Cell("test-killed", whole.config)
+    cell = killed_cell(whole)
     assert run_cells([cell], Place(tmp_path / "killed"), announce=said.append).complete
     assert sum("exit code -9; trying again" in line for line in said) == 2
     first, second, third = computed(tmp_path / "killed")

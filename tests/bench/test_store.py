@@ -7,6 +7,7 @@ import pytest
 from bench_kinds import square_cell
 
 from offsupport.bench import Cell, Invalid, Outcome, Record, Store
+from offsupport.bench.store import cpu_type
 from offsupport.core.errors import FileError
 
 OUTCOME = Outcome({"error": 0.125, "trace": [0.1, 1e-05]}, {"weights_sha256": "ab"}, {"seconds": 1.5})
@@ -181,3 +182,10 @@ def test_no_value_is_taken_for_a_field(store):
     other = store.path("e" * 64)
     other.write_bytes(store.path(cell.key).read_bytes())
     assert store.read("e" * 64) == Invalid("of another cell", found=True)
+
+
+def test_cpus_that_share_a_name_are_told_apart():
+    info = "model name\t: AMD EPYC\ncpu family\t: 25\nmodel\t\t: {}\nflags\t: fpu avx avx2 {}\n\nprocessor : 1"
+    kinds = {cpu_type(info.format(*each)) for each in ((1, ""), (17, "avx512f"), (17, ""))}
+    assert kinds == {"AMD EPYC (25/1, avx2)", "AMD EPYC (25/17, avx512f)", "AMD EPYC (25/17, avx2)"}
+    assert cpu_type("") == cpu_type("Hardware : none"), "where nobody tells, the platform does"

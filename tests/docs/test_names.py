@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from offsupport.core.moved import MODULES
+
 ROOT = Path(__file__).parents[2]
 BESIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in BESIDE)]
@@ -32,6 +34,7 @@ def resolve(name):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_dotted_names_lead_somewhere(page):
     for name in sorted(set(DOTTED.findall(page.read_text(encoding="utf-8"))) - GROUPS):
+        assert not any(f"{name}.".startswith(f"{old}.") for old in MODULES), f"{name} is an old name"
         assert resolve(name) is not None
 
 
@@ -43,5 +46,5 @@ def test_paths_of_the_repository_exist(page):
 
 def test_a_name_that_leads_nowhere_is_noticed():
     with pytest.raises(AttributeError):
-        resolve("offsupport.methods.factory")
+        resolve("offsupport.methods.nowhere")
     assert resolve("offsupport.core.errors.OffsupportError")

@@ -46,7 +46,7 @@ def test_every_hyper_parameter_has_an_effect(method):
 
 @pytest.mark.parametrize("penalty", ["l1", "prox"])
 def test_memory_is_constant(penalty):
-    check_memory(Case("tent+sc", NETWORKS["batch_norm_1d"], {"penalty": penalty}))
+    check_memory(Case("tent+sc", NETWORKS["batch_norm_1d"], {"penalty": penalty}), batches=100)
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())

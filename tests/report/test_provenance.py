@@ -80,6 +80,17 @@ def test_what_options_cannot_say_is_said_by_file(tmp_path):
     assert f"rm cells/{record.key}.json" in command(Request(), [record])
 
 
+def test_files_that_runs_share_are_named_where_they_are(tmp_path):
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "SHARED").touch()
+    folder = make_run(tmp_path / "run", method=["tent"], corruption=["fog"], hyper=[{"lr": 0.1}])
+    (path,) = (tmp_path / "cells").glob("*.json")
+    found = status(folder)
+    assert found.cells == "../cells"
+    assert f"rm ../cells/{path.name}" in command(Request(), found.done, found.cells)
+    assert '"folder": "../cells"' in write_report(folder)[0].read_text()
+
+
 def test_the_command_of_a_table_repeats_what_was_asked():
     request = Request("table1", "smoke", TableOptions(runs=3, methods=("vae", "imsda")))
     assert Request.of(json.loads(json.dumps(request.to_dict()))) == request

@@ -69,7 +69,8 @@ def test_exclusive_dimensions_keep_c_apart_at_the_certified_rate_and_tall_layers
     draws, g, z = one(Process(shift="sparse", activation="smooth"))
     kept = ~draws.g.influence(z[None])[0, 0]
     rate = bounds(draws.g, 4).lower_exclusive
-    x, c = g(z)[:, kept], z[:, :4]
+    few = z[:2000]  # two million pairs
+    x, c = g(few)[:, kept], few[:, :4]
     assert rate > 0
     assert float((torch.pdist(x) / torch.pdist(c)).min()) >= rate
 

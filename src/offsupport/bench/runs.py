@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +24,8 @@ class Status:
     """What went wrong."""
     missing: dict[Cell, str] = field(default_factory=dict)
     """Why there is no result yet."""
+    cells: str = "cells"
+    """The folder of the result files, as seen from the run folder."""
 
     def counts(self) -> dict[str, int]:
         """Return the number of cells in each state, and of all."""
@@ -42,13 +45,9 @@ class Run:
 
     def __init__(self, folder: Path | str, summary: Summary | None = None) -> None:
         self.store = Store(folder)
+        self.folder = self.store.folder
         self.summary = summary or Summary()
         self._read = dict(self.summary.read)
-
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self.store.folder
 
     def find(self, cell: Cell) -> Sound | Invalid:
         """Return the result of a cell, or why there is none."""
@@ -66,7 +65,7 @@ class Run:
             cells: Only these; by default all cells the folder is for.
         """
         done = _Done()
-        status = Status(done)
+        status = Status(done, cells=Path(os.path.relpath(self.store.cells, self.folder)).as_posix())
         for cell in self.store.grid() if cells is None else dict.fromkeys(cells):
             found = self.find(cell)
             if isinstance(found, Sound):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -45,15 +46,26 @@ def versions() -> dict[str, str]:
     }
 
 
+_VECTOR_UNITS = ("amx_tile", "avx512_fp16", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2", "avx")
+
+
+@functools.cache
 def _cpu() -> str:
-    """The model name; kernels are chosen by it."""
     info = Path("/proc/cpuinfo")
-    names = (
-        [line for line in info.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
-        if info.is_file()
-        else []
-    )
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+    return cpu_type(info.read_text(encoding="utf-8")) if info.is_file() else cpu_type("")
+
+
+def cpu_type(info: str) -> str:
+    """Return the CPU type by all that kernels are chosen by, from the text of ``/proc/cpuinfo``.
+
+    The model name alone does not tell: rented machines of several generations call themselves ``AMD EPYC``.
+    """
+    lines = (line.partition(":") for line in info.partition("\n\n")[0].splitlines())
+    said = {name.strip(): value.strip() for name, _, value in lines}
+    if "model name" not in said:
+        return platform.processor() or platform.machine()
+    widest = next((unit for unit in _VECTOR_UNITS if unit in said.get("flags", "").split()), "no vectors")
+    return f"{said['model name']} ({said.get('cpu family', '?')}/{said.get('model', '?')}, {widest})"
 
 
 SCHEMA = 1

@@ -54,7 +54,7 @@
   const cellDetails = (cell, key, differing, open) => {
     const told = pick(cell, "settings", differing.settings).map(([name, value]) => `${name} ${say(value)}`).join(", ");
     const pairs = sources.parts.flatMap((part) => pick(cell, part, differing[part]));
-    const box = make("details", "", make("summary", told || key.slice(0, 12)), facts([...pairs, ["key", key], ["file", `cells/${key}.json`]]));
+    const box = make("details", "", make("summary", told || key.slice(0, 12)), facts([...pairs, ["key", key], ["file", `${sources.folder}/${key}.json`]]));
     box.open = open;
     return box;
   };

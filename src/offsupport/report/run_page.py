@@ -75,7 +75,7 @@ def run_page(title: str, about: str, measured: Measured, status: Status, request
         f"{about}\n\n{_progress(status)}",
         sections,
         data=measured.to_dict(),
-        sources=sources(measured, done, request or Request()),
+        sources=sources(measured, done, request or Request(), status.cells),
         tiles=_tiles(measured, status),
         downloads=_downloads(title, sections, rows),
     )
@@ -211,13 +211,16 @@ _OPTIONS = (
 _AXES = {"corruption": "corruptions", "method": "methods"}
 
 
-def sources(measured: Measured, records: Sequence[Record], request: Request) -> dict[str, Any] | None:
+def sources(
+    measured: Measured, records: Sequence[Record], request: Request, folder: str = "cells"
+) -> dict[str, Any] | None:
     """Return what the page embeds, as JSON values, or None where there is nothing to ask about.
 
     Args:
         measured: Rows and claims, which know the cells behind them.
         records: The results.
         request: What was asked for.
+        folder: Where the result files are, as seen from the page.
     """
     known = {record.key: i for i, record in enumerate(records)}
     told = [(f"rows-{i}", row.cells, *_row(row)) for i, row in enumerate(measured.rows)]
@@ -229,20 +232,20 @@ def sources(measured: Measured, records: Sequence[Record], request: Request) -> 
             "title": title,
             "facts": list((facts | _effort(own)).items()),  # pairs, as the page keeps their order
             "cells": [known[record.key] for record in own],
-            "command": command(request, own),
+            "command": command(request, own, folder),
         }
     if not entries:
         return None
     common, cells = _factored([_told(record) for record in records])
     for cell, record in zip(cells, records, strict=True):
         cell["key"] = record.key
-    return {"parts": list(PARTS), "entries": entries, "common": common, "cells": cells}
+    return {"parts": list(PARTS), "entries": entries, "common": common, "cells": cells, "folder": folder}
 
 
-def command(request: Request, records: Sequence[Record]) -> str:
+def command(request: Request, records: Sequence[Record], folder: str = "cells") -> str:
     """Return what to type to compute results again, into a folder of their own."""
     if not request.table:
-        return _bench_command(records) or _rerun(records)
+        return _bench_command(records) or _rerun(records, folder)
     asked = {name: value for name, value in dataclasses.asdict(request.options).items() if value}
     if request.options.methods:
         asked["methods"] = ",".join(request.options.methods)
@@ -278,8 +281,8 @@ def _sayable(config: Mapping[str, Any]) -> bool:
     return plain and not isinstance(config["corruption"], list | tuple)
 
 
-def _rerun(records: Sequence[Record]) -> str:
-    lines = [f"rm cells/{record.key}.json" for record in records]
+def _rerun(records: Sequence[Record], folder: str) -> str:
+    lines = [f"rm {shlex.quote(f'{folder}/{record.key}.json')}" for record in records]
     return "\n".join([*lines, "# then the command that made this run, with the folder of this page as --out"])
 
 

@@ -77,8 +77,10 @@ def parts_of(records: Iterable[Record]) -> list[Part]:
     )
     whole: dict[str, list[Record]] = {}
     for record in adapted:
-        settings = {name: value for name, value in record.cell.config.items() if name != "shard"}
-        whole.setdefault(canonical_json(settings), []).append(record)
+        settings = dict(record.cell.config)
+        # Shards of one stream belong together; a result that is no shard has no company.
+        alone = settings.pop("shard", None) is None
+        whole.setdefault(record.key if alone else canonical_json(settings), []).append(record)
     return [
         Part(found[0], domain, differing, tuple(found))
         for found in whole.values()
