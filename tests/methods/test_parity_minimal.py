@@ -10,7 +10,7 @@ from parity_check import BATCH_NORM, assert_close, dense_network, network
 from torch import nn
 
 import offsupport
-from offsupport.core.errors import ModelError
+from offsupport.core.errors import ConfigError, ModelError
 from offsupport.methods.minimal import MinimalConfig
 
 CONFIG = MinimalConfig()
@@ -197,6 +197,35 @@ def test_one_image_moves_the_statistics_by_no_more_than_its_share():
     gain = CONFIG.haste / (CONFIG.prior + 64 + CONFIG.haste)
     bound = gain * CONFIG.clip * adapted.reference.spread
     assert ((adapted.memory["shift"] - before).abs() <= bound * 1.001).all()
+
+
+@torch.no_grad()
+def test_images_of_strangers_move_it_half_as_far():
+    clean, stream = images(100, seed=1), images(64, seed=5, scale=0.2, offset=0.8)
+    net = made(network, clean)
+    stats = offsupport.source_stats(net, [clean], method="minimal")
+    free, strict, halved = (
+        offsupport.adapt(net, "minimal", source=stats, **options)
+        for options in ({}, {"trusted": False}, {"amount": 0.3, "clip": 2.0})
+    )
+    answers = [adapted(stream) for adapted in (free, strict, halved)]
+    assert_close(answers[1], answers[2], "half of amount and clip")
+    assert not torch.allclose(answers[0], answers[1])
+
+
+def test_methods_without_a_bound_are_refused_where_images_are_not_trusted():
+    with pytest.raises(ConfigError, match="sets no bound"):
+        offsupport.adapt(network("batch"), "tent", trusted=False)
+    assert offsupport.adapt(network("batch"), "source", trusted=False).options.trusted is False
+
+
+@torch.no_grad()
+def test_mistrust_is_saved(tmp_path):
+    net = network("batch")
+    adapted = offsupport.adapt(net, "minimal", trusted=False)
+    adapted(images(16, seed=1))
+    adapted.save(tmp_path / "a.safetensors")
+    assert offsupport.load_adapted(net, tmp_path / "a.safetensors").options.trusted is False
 
 
 def test_layers_without_running_statistics_alone_are_refused():

@@ -39,6 +39,7 @@ class MethodInfo:
         norm: Which normalisation layers the model must have: ``batch``, ``any`` or ``none`` needed.
         source: Whether source statistics are ``none``, ``optional`` or ``required``.
         single: What happens on single samples.
+        bounded: Whether a single image can change what follows by a small, known amount at most.
     """
 
     name: str
@@ -49,6 +50,7 @@ class MethodInfo:
     norm: Literal["batch", "any", "none"]
     source: Literal["none", "optional", "required"]
     single: str
+    bounded: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,7 @@ class Options:
     inplace: bool = False
     input_range: tuple[float, float] | None = PIXELS
     monitor: bool = False
+    trusted: bool = True
 
     def __post_init__(self) -> None:
         require("window", self.window >= 0, "at least 0")

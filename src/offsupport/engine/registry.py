@@ -126,6 +126,7 @@ def adapt(
     inplace: bool = False,
     input_range: Range | None = PIXELS,
     monitor: bool = False,
+    trusted: bool = True,
     **hyper: Any,
 ) -> Adapter:
     """Wrap a trained classifier so that it adapts to the data it is given as it predicts.
@@ -150,6 +151,8 @@ def adapt(
             left out of all statistics and losses, and counted (``out_of_range``); a batch wholly outside is an error.
             None where the model takes anything else. Inputs of another rank have no range.
         monitor: Watch the source model beside the adapted one, for :meth:`Adapter.estimate`; one more pass per batch.
+        trusted: False where strangers can send images: only methods that bound what one image can do are taken, and
+            they move half as far.
         **hyper: Hyper-parameters of the method; they override the preset.
 
     Example:
@@ -165,8 +168,13 @@ def adapt(
     hyper, head = _split_head(hyper, head)
     config = method_config(method, preset, hyper)
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
-    options = build(Options, {**given, "input_range": input_range, "monitor": monitor}, "adapt()")
+    options = build(Options, {**given, "input_range": input_range, "monitor": monitor, "trusted": trusted}, "adapt()")
     check_model(model, cls.info)
+    if not trusted and not cls.info.bounded:
+        raise ConfigError(
+            f"The method {method!r} sets no bound to what one image can do to the others, and trusted is False.",
+            "Use 'minimal', or 'source', or keep strangers' images away and leave trusted out.",
+        )
     _check_source(cls.info, model, source, head)
     adapter = cls(model, config, options, source)
     adapter.announce()

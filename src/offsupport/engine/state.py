@@ -175,6 +175,7 @@ def identity(adapter: Lifecycle) -> dict[str, Any]:
         "source_sha256": tensors_sha256(adapter.source.tensors) if adapter.source else None,
         "base_sha256": base_sha256(adapter),
         **({"monitor": True} if adapter.options.monitor else {}),
+        **({} if adapter.options.trusted else {"trusted": False}),
     }
 
 
@@ -216,6 +217,7 @@ def saved_set_up(path: Path | str) -> dict[str, Any]:
     limits = manifest.get("input_range", PIXELS)
     options = {"input_range": tuple(limits) if isinstance(limits, list) else limits}
     later = {"monitor": True} if manifest.get("monitor") else {}
+    later |= {"trusted": False} if manifest.get("trusted") is False else {}
     return {**{name: manifest[name] for name in ("method", *_OPTIONS)}, **options, **later, **manifest["config"]}
 
 

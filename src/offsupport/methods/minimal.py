@@ -124,6 +124,7 @@ def as_moments(known: Tensor) -> Tensor:
         norm="batch",
         source="optional",
         single="as any other batch",
+        bounded=True,
     ),
     MinimalConfig,
 )
@@ -217,6 +218,11 @@ class Minimal(Adapter):
         self.norm_statistics.running = self._current[1]
         return super().network(x, tensors)
 
+    @property
+    def _caution(self) -> float:
+        """Half of everything where strangers may have sent the images."""
+        return 1.0 if self.options.trusted else 0.5
+
     # The mathematics -------------------------------------------------------------------------------------------------
 
     def _count(self, moments: Tensor, shares: Tensor) -> None:
@@ -227,7 +233,7 @@ class Minimal(Adapter):
         gain = max(fresh / (self.config.prior + seen + fresh), 1 - (1 - 2 / self.config.memory) ** images)
         shift, reference = self.memory["shift"], self.reference
         # Around what is known, not around the source: a real shift is reached in steps, one mad image is a step.
-        bound = self.config.clip * reference.spread[:, None]
+        bound = self._caution * self.config.clip * reference.spread[:, None]
         away = (moments - (reference.clean + shift)[:, None]).clamp(-bound, bound).mean(1)
         law = torch.full_like(shares, 1 / len(shares)) if reference.law is None else reference.law
         classes = self.memory["classes"] if self.memory["classes"].numel() else law
@@ -248,7 +254,7 @@ class Minimal(Adapter):
             return self.known
         least = 0.25 if self.source is None else 0.6
         amount = least if self.config.amount is None else self.config.amount
-        share = amount * (1 - self.config.doubt / score.clamp(min=1e-12)).clamp(min=0)[self.layer]
+        share = self._caution * amount * (1 - self.config.doubt / score.clamp(min=1e-12)).clamp(min=0)[self.layer]
         clean = self.reference.clean
         target = clean + share * shift
         var_clean = (clean[1] - clean[0].square()).clamp(min=1e-12)
