@@ -227,7 +227,7 @@ def test_state_from_a_file_follows_the_device_of_the_model(images, monkeypatch):
     extra, taken = given.get_extra_state(), []
     other.model.to("meta")  # stands for a GPU: what stays behind on the CPU is seen
     monkeypatch.setattr(other, "restore", taken.append)
-    other.adopt(extra["state"], extra)
+    other.adopt(extra["state"], extra, "This state")
     (snapshot,) = taken
     at_home = {name for name, t in snapshot.flat().items() if t.device.type == "cpu"}
     assert at_home == {"generator", *(f"optimizer/{name}" for name in snapshot.optimizer if name.endswith("/step"))}

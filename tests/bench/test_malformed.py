@@ -80,7 +80,7 @@ def test_a_pipe_instead_of_a_result_keeps_nobody_waiting(tmp_path):
     store = Store(tmp_path)
     store.cells.mkdir()
     os.mkfifo(store.path(CELL.key))
-    assert "not an ordinary file" in store.read(CELL.key).reason
+    assert "is a named pipe" in store.read(CELL.key).reason
 
 
 def test_a_result_that_is_far_too_large_is_not_read(tmp_path):

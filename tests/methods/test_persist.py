@@ -121,7 +121,7 @@ TENSORS = {
     "two are missing": (lambda t: without(t, WEIGHT, "memory/fresh"), r"lacks .* and 1 more"),
     "one too many": (lambda t: t | {"parameters/9.weight": torch.ones(8)}, r"also holds parameters/9\.weight"),
     "of no part": (lambda t: t | {"x": torch.ones(8)}, "also holds x"),
-    "memory is missing": (lambda t: without(t, "memory/collapse"), "lacks memory/collapse"),
+    "memory is missing": (lambda t: without(t, "memory/window"), "lacks memory/window"),
     "memory of another shape": (lambda t: t | {"memory/fresh": torch.zeros(5)}, r"memory/fresh of shape \(5,\)"),
     "memory with NaN": (lambda t: t | {"memory/window": t["memory/window"] * float("nan")}, "in memory/window"),
     "no generator": (lambda t: without(t, "generator"), "lacks generator"),

@@ -281,13 +281,14 @@ class Adapter(Lifecycle, abc.ABC):
         if any(module.training for module in self.model.modules()):
             self.model.eval()
         check_input(x, self.model)
-        if tuple(x.shape[1:]) not in self._taken:
-            require_taken(self.model, x)  # before anything of it is counted or remembered
-            self._taken.add(tuple(x.shape[1:]))
         if self.augments:
             require_images(x, self.info.name)
         modes = (torch.inference_mode(False), torch.enable_grad(), self.autocast.suspended(self.device.type))
         with modes[0], modes[1], modes[2], self.norm_statistics.using(self.statistics):
+            if tuple(x.shape[1:]) not in self._taken:
+                with self.autocast.again():
+                    require_taken(self.model, x)  # before anything of it is counted or remembered
+                self._taken.add(tuple(x.shape[1:]))
             logits = self._answer(x.clone() if x.is_inference() else x.detach()).detach()
         return logits.to(self._returned)  # as the model itself returns them
 

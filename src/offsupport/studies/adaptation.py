@@ -154,7 +154,7 @@ def _text(warning: warnings.WarningMessage) -> str:
     return str(warning.message)
 
 
-def adapter_of(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
+def adapter_of(config: AdaptConfig, model: nn.Module, place: Place, *, trusted: bool = True) -> Adapter:
     """Wrap the model; a method that can use source statistics gets them from the clean data."""
     from offsupport.data import stream
     from offsupport.methods import METHODS, adapt, source_stats
@@ -165,7 +165,8 @@ def adapter_of(config: AdaptConfig, model: nn.Module, place: Place) -> Adapter:
         limit, size = config.source_images, _source_batch(config)
         images = stream(clean, place.data, split=config.source_split, limit=limit, batch_size=size)
         stats = source_stats(model, images, config.method, preset=config.preset, **config.hyper)
-    return adapt(model, config.method, preset=config.preset, source=stats, seed=config.seed, **config.hyper)
+    options: dict[str, Any] = {"preset": config.preset, "source": stats, "seed": config.seed, "trusted": trusted}
+    return adapt(model, config.method, **options, **config.hyper)
 
 
 def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:

@@ -53,9 +53,11 @@ class PoisonConfig(Images):
     severity: int = 5
     """Its severity."""
     hyper: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Hyper-parameters and options that differ from the method's defaults."""
+    """Hyper-parameters that differ from the method's defaults."""
     preset: str | None = None
     """Named hyper-parameters."""
+    trusted: bool = True
+    """Whether the adapter is told that all images can be trusted."""
     seed: int = 0
     """Seed of the order, of the attack's draws and of its places."""
     batch_size: int = 64
@@ -70,7 +72,7 @@ class PoisonConfig(Images):
     def benign(self) -> AdaptConfig:
         """Return the settings of the same stream without an attacker."""
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return AdaptConfig(**{name: value for name, value in own.items() if name not in ("attack", "share")})
+        return AdaptConfig(**{name: value for name, value in own.items() if name not in ("attack", "share", "trusted")})
 
 
 def run_poison(config: PoisonConfig, place: Place) -> Outcome:
@@ -82,7 +84,7 @@ def run_poison(config: PoisonConfig, place: Place) -> Outcome:
     torch.set_num_threads(config.threads)
     model = source_model(config.model, place.folder).eval()
     stream = stream_of(config.benign(), place)
-    adapter = adapter_of(config.benign(), model, place)
+    adapter = adapter_of(config.benign(), model, place, trusted=config.trusted)
     attacker = Attacker(config, model)
     rows: list[int] = []
     correct: list[bool] = []
@@ -199,7 +201,7 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
     return [
         PoisonConfig(
             method=method.partition(",")[0],
-            hyper={"trusted": False} if "," in method else {},
+            trusted="," not in method,
             attack=attack,
             share=share,
             corruption=corruption,
@@ -219,8 +221,9 @@ def by_column(records: Sequence[Record]) -> dict[str, dict[str, list[Part]]]:
     for record in records:
         config = record.cell.config
         part = Part(record, config["corruption"] or "clean")
+        method = part.method if config["trusted"] else f"{part.method}, not trusted"
         column = config["attack"] if config["attack"] == "none" else f"{config['attack']}-{100 * config['share']:g}"
-        found.setdefault(part.method, {}).setdefault(f"{part.dataset}/{column}", []).append(part)
+        found.setdefault(method, {}).setdefault(f"{part.dataset}/{column}", []).append(part)
     return found
 
 
