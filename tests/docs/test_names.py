@@ -13,7 +13,7 @@ BESIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in BESIDE)]
 DOTTED = re.compile(r"\boffsupport(?:\.[A-Za-z_]\w*)+")
 PATH = re.compile(r"(?<![\w/.-])(?:src|tests|docs|benchmarks|tools|results|\.github)/[\w./+-]*\w")
-GROUPS = {f"offsupport.{group}" for group in ("methods", "corruptions", "datasets", "tables")}
+GROUPS = {f"offsupport.{group}" for group in ("methods", "corruptions", "datasets", "models", "tables")}
 """Groups of entry points look like modules."""
 
 

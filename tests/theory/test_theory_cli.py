@@ -96,7 +96,7 @@ def test_own_arrays_are_fitted_and_every_target_diagnosed(files, tmp_path):
     ("name", "content", "error", "message"),
     [
         ("gone.npy", None, DataMissingError, "There is no file"),
-        ("bad.npy", b"not an array", FileError, "not a plain array"),
+        ("bad.npy", b"not an array", FileError, "is damaged"),
         ("ragged.csv", b"1,2\n3\n", FileError, "different lengths"),
         ("table.xlsx", b"", FileError, "neither .npy nor .csv"),
     ],

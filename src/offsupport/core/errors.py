@@ -38,6 +38,10 @@ class InputError(OffsupportError):
     """A tensor or array of the wrong kind, shape or device."""
 
 
+class ShapeError(InputError):
+    """Samples of a shape that the model cannot take."""
+
+
 class SourceStatsError(OffsupportError):
     """Source statistics are missing or belong to something else."""
 

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from offsupport.core.errors import ConfigError, InputError, ModelError, SourceStatsError
+from offsupport.core.errors import ConfigError, InputError, ModelError, ShapeError, SourceStatsError
 from offsupport.core.seeds import derive_seed
 from offsupport.engine.config import EVENTS, PIXELS, BatchConfig, MethodConfig, MethodInfo, Options, StepConfig
 from offsupport.engine.guard import (
@@ -693,7 +693,7 @@ def require_taken(model: nn.Module, x: Tensor) -> None:
     try:
         model(x[:1] if len(x) else x.new_zeros(1, *shape))
     except (RuntimeError, ValueError, IndexError) as error:
-        raise InputError(
+        raise ShapeError(
             f"The model does not take samples of shape {shape} ({str(error).partition(chr(10))[0]}).",
             "Give what it was trained on, such as images (N, channels, height, width).",
         ) from error

@@ -21,6 +21,7 @@ from offsupport.core.errors import (
     InputError,
     ModelError,
     OffsupportError,
+    ShapeError,
     Spelling,
     as_keyword,
 )
@@ -397,8 +398,8 @@ def _logits(adapter: Adapter, x: Tensor, spell: Spelling) -> Tensor:
     """Adapt to a batch; a model that cannot take such images is the user's mistake, with a remedy."""
     try:
         logits: Tensor = adapter(x)
-    except (RuntimeError, ValueError, AssertionError) as error:
-        why = str(error).strip().partition("\n")[0]
+    except (RuntimeError, ValueError, AssertionError, ShapeError) as error:
+        why = str(error.__cause__ or error).strip().partition("\n")[0]
         raise InputError(
             f"The model does not take colour images of {x.shape[3]}x{x.shape[2]} ({why}).",
             f"Give the size it was made for: {spell('size', 'N')}.",
