@@ -191,7 +191,8 @@ class Minimal(Adapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict group by group, each by what was known before it; what was predicted too early is predicted again."""
-        groups = torch.split(x, self.config.group) if self.splits else (x,)
+        # The batch itself where it is one group: the base looks at its moments in the same pass.
+        groups = torch.split(x, self.config.group) if self.splits and len(x) > self.config.group else (x,)
         logits, early = [], 0
         for group in groups:
             if self.memory["evidence"][0] < self.config.young:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -118,6 +119,8 @@ class AdaptiveStatistics:
     """
 
     norm_statistics: NormStatistics
+    plain: ClassVar[bool] = False
+    """Whether the layer's own forward is that of torch's batch norm and nothing more."""
     place: slice | None = None
     """Where its channels stand in :attr:`NormStatistics.running`; None where they are not followed."""
     running_mean: Tensor | None
@@ -132,7 +135,7 @@ class AdaptiveStatistics:
             return self._with(x, training=False)
         if statistics == "running":
             mean, var = self._known()
-            return self._with(x, training=False, running_mean=mean, running_var=var)
+            return self._normalised(x, mean, var)
         if statistics == "ema" and self.norm_statistics.running is not None and x.numel() > x.shape[1]:
             mean, var = self._known()
             attributes = {
@@ -143,7 +146,7 @@ class AdaptiveStatistics:
             return self._with(x, training=True, running_mean=mean, running_var=var, **attributes)
         if statistics == "blend":
             mean, var = self._blend(x)
-            return self._with(x, training=False, running_mean=mean, running_var=var)
+            return self._normalised(x, mean, var)
         if x.numel() > x.shape[1]:
             return self._with(x, training=True, track_running_stats=False)
         # One value per channel is its own mean: torch refuses it, the formula gives the shift, whatever the value is.
@@ -151,6 +154,14 @@ class AdaptiveStatistics:
         nothing = torch.zeros_like(x)
         mean = nothing.flatten()
         return self._with(nothing, training=False, running_mean=mean, running_var=torch.ones_like(mean))
+
+    def _normalised(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """Normalise by a given mean and variance, as in evaluation."""
+        layer: Any = self
+        if type(layer).plain:  # what its forward comes to; replacing attributes takes longer than the rest of it
+            layer._check_input_dim(x)
+            return functional.batch_norm(x, mean, var, layer.weight, layer.bias, eps=layer.eps)
+        return self._with(x, training=False, running_mean=mean, running_var=var)
 
     def _with(self, x: Tensor, **attributes: Any) -> Tensor:
         """Run the layer's own forward with some attributes replaced for the time of the call."""
@@ -204,9 +215,10 @@ def image_moments(x: Tensor) -> Tensor:
 _ADAPTIVE: dict[type, Any] = {}
 
 
-def _adaptive(cls: type) -> Any:
+def _adaptive(cls: type[_BatchNorm]) -> Any:
     if cls not in _ADAPTIVE:
-        _ADAPTIVE[cls] = type(f"Adaptive{cls.__name__}", (AdaptiveStatistics, cls), {})
+        plain = cls.forward is _BatchNorm.forward
+        _ADAPTIVE[cls] = type(f"Adaptive{cls.__name__}", (AdaptiveStatistics, cls), {"plain": plain})
     return _ADAPTIVE[cls]
 
 
