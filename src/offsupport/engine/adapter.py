@@ -176,17 +176,14 @@ class Adapter(Lifecycle, abc.ABC):
             # Augmented copies come first. From now on a look goes before the step, out of the way of its hooks.
             self._looks_before = True
             raise Implausible
-        spread: list[Tensor] = []
-        with self.first_norm.watching(lambda given: spread.append(self.first_norm.spread(given))):
-            logits = self._run(x, tensors)
-        # After the pass, not within: no exception goes through the user's model.
-        if any(bool(absurd(each).any()) for each in spread):
+        logits, odd = self.first_norm.judged(lambda: self._run(x, tensors))
+        if odd:
             raise Implausible
         return logits
 
     def _run(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         self.passes["forward"] += 1
-        with self.autocast.again():
+        with self.autocast.again() if self.autocast.wanted else contextlib.nullcontext():
             out = self.model(x) if tensors is None else torch.func.functional_call(self.model, tensors, (x,))
         logits = check_output(out if self.options.logits is None else self.options.logits(out), len(x))
         self._returned = logits.dtype

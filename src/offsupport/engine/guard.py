@@ -179,6 +179,14 @@ class FirstNorm:
         finally:
             handle.remove()
 
+    def judged(self, run: Callable[[], Tensor]) -> tuple[Tensor, bool]:
+        """Return what ``run`` returns, and whether the layer was given a sample as no source image gives it."""
+        found: list[Tensor] = []
+        with self.watching(lambda given: found.append(self.spread(given))):
+            logits = run()
+        # After the pass, not within: no exception goes through the user's model.
+        return logits, any(bool(absurd(each).any()) for each in found)
+
     @torch.no_grad()
     def look(self, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the spread of each sample of ``x``, (N,), by a pass of ``run`` that ends at the layer."""

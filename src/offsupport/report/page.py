@@ -234,7 +234,8 @@ def render(page: Page) -> str:
     script, look = _asset("report.js"), _asset("report.css")
     allowed = "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     given = {"data": _embed(page.data), "sources": _embed(page.sources) if page.sources else ""}
-    return _template().render(page=page, version=__version__, script=script, look=look, allowed=allowed, **given)
+    text = _template().render(page=page, version=__version__, script=script, look=look, allowed=allowed, **given)
+    return escape_lines(text)  # once for all: texts from elsewhere have no signs that act on a page, and ours have none
 
 
 def write(page: Page, path: Path | str) -> None:
@@ -265,17 +266,12 @@ def _asset(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-def _shown(value: Any) -> Any:
-    """Return a text from elsewhere without signs that act on a page; what we wrote as HTML ourselves stays."""
-    return escape_lines(value) if type(value) is str else value
-
-
 @cache
 def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=loader, autoescape=True, finalize=_shown, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("report.html")
