@@ -29,7 +29,10 @@ from offsupport.studies.errors import parts_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
-    *(ROOT / "docs" / name for name in ("extrapolate.md", "mae.md", "findings.md", "scales.md", "augment.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("extrapolate.md", "mae.md", "findings.md", "scales.md", "augment.md", "reliability.md")
+    ),
     ROOT / "README.md",
 )
 MARKED = re.compile(r"(<!-- (\S+) (.+?) -->\n)(.*?)(<!-- /\2 \3 -->)", re.DOTALL)

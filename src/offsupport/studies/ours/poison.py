@@ -38,6 +38,7 @@ STEPS, STEP = 10, 0.1
 """Of the attack that knows everything: signed gradient steps, and how far each pixel moves in one."""
 CRAFTLESS_COST, CRAFTED_COST = 0.01, 0.02
 """What the defence promises: over the same stream without poison, and over the source model."""
+POINTS = {CRAFTLESS_COST: "1 point", CRAFTED_COST: "2 points"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,7 +252,7 @@ def claims(records: Sequence[Record]) -> list[Claim]:
             than = "the source model without an attacker" if crafted else "itself without an attacker"
             made.append(
                 below(
-                    f"{method} under {attack} errs at most {100 * limit:g} points more than {than}",
+                    f"{method} under {attack} errs at most {POINTS[limit]} more than {than}",
                     shifted(difference(parts, against), limit),
                     f"error({method}, {attack}) - error({'source' if crafted else method}, none) - {100 * limit:g}",
                 )
