@@ -8,7 +8,8 @@ Instead of a group, ``claims`` lists the claims, ``numbers`` every number on a l
 what the paper prints behind what was measured, columns downwards; ``averages`` has the columns ``.../avg`` with passes
 and seconds from the cells and memory from results/memory.json; ``gates`` has them with gates and ranks of the sparsity
 constraint; ``candidates`` has what was tried for each method.
-``<!-- paper_cost hours -->`` has GPU hours, and ``<!-- method table -->`` the methods of the registry.
+``<!-- estimate streams -->`` has accuracy without labels, ``<!-- paper_cost hours -->`` GPU hours, and
+``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -31,7 +32,15 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     *(
         ROOT / "docs" / name
-        for name in ("extrapolate.md", "mae.md", "findings.md", "scales.md", "augment.md", "reliability.md")
+        for name in (
+            "extrapolate.md",
+            "mae.md",
+            "findings.md",
+            "scales.md",
+            "augment.md",
+            "reliability.md",
+            "monitor.md",
+        )
     ),
     ROOT / "README.md",
 )
@@ -47,6 +56,9 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
         group, _, methods = what.partition(": ")
         if (name, group) == ("method", "table"):
             return before + "".join(f"{line}\n" for line in _methods()) + after
+        if (name, group) == ("estimate", "streams"):
+            summary = json.loads((results / "estimate.json").read_text())["summary"]
+            return before + "".join(f"{line}\n" for line in _estimates(summary)) + after
         if group == "hours":
             payload = json.loads((results / f"{name}.json").read_text())
             return before + "".join(f"{line}\n" for line in _hours(payload)) + after
@@ -67,6 +79,33 @@ def stored(folder: Path) -> dict[str, Any]:
     """Return rows and claims as ``offsupport report FOLDER --json`` printed them."""
     found: dict[str, Any] = json.loads((folder / f"{folder.name}.json").read_text())
     return found
+
+
+def _estimates(summary: dict[str, Any]) -> list[str]:
+    """Return how good accuracy without labels was, by the order of the streams and by network."""
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.0f} %"
+
+    heads = [
+        "streams",
+        "how many",
+        "error of `source`, points",
+        "of `adapted`",
+        "interval holds, `source`",
+        "`adapted`",
+    ]
+    heads += ["`harms` said where it costs over 3 points", "elsewhere", "alarm `order`"]
+    body = []
+    for order, words in (("iid", "random order"), ("sorted", "sorted by label")):
+        for name in [order, *(name for name in summary if name.startswith(f"{order}, "))]:
+            found = summary[name]
+            shares = [percent(found[key]) for key in ("source_covered", "adapted_covered")]
+            said = [f"{percent(found['harms_said_where_worse'])} of {found['worse']}"]
+            said += [percent(found["harms_said_elsewhere"]), percent(found["order_alarms"])]
+            errors = [f"{found['source_error']:.1f}", f"{found['adapted_error']:.1f}"]
+            body.append([name.replace(order, words, 1), str(found["streams"]), *errors, *shares, *said])
+    return _markdown(heads, body)
 
 
 def lines(payload: dict[str, Any], group: str) -> list[str]:
