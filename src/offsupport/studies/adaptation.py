@@ -102,8 +102,6 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     """Adapt the model along the stream and score it."""
     import torch
 
-    from offsupport.engine.state import model_sha256
-
     torch.set_num_threads(config.threads)
     if config.device == "cuda":
         require_gpus()
@@ -116,14 +114,8 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     remarks = list(dict.fromkeys([*kept, *map(_text, said)]))
     if adapter.source and config.source_split == "test":
         remarks.append(LEAK.format(method=config.method))
-    about = stream.describe()
     provenance = {
-        "weights_sha256": model_sha256(model),
-        "data_sha256": about["sha256"],
-        "data_source": about["source"],
-        "order_sha256": about["order_hash"],
-        "images": about["n"],
-        "limit": config.limit,
+        **provenance_of(model, stream, config.limit),
         "source_images": adapter.source.samples if adapter.source else 0,
         "source_split": config.source_split if adapter.source else None,
     }
@@ -131,6 +123,21 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     findings = adapter.findings()
     measured = {**_measured(result), "warnings": remarks, **({"findings": findings} if findings else {})}
     return Outcome(measured, provenance, timing)
+
+
+def provenance_of(model: nn.Module, stream: Stream, limit: int | None) -> dict[str, Any]:
+    """Return which weights met which images, in which order."""
+    from offsupport.engine.state import model_sha256
+
+    about = stream.describe()
+    return {
+        "weights_sha256": model_sha256(model),
+        "data_sha256": about["sha256"],
+        "data_source": about["source"],
+        "order_sha256": about["order_hash"],
+        "images": about["n"],
+        "limit": limit,
+    }
 
 
 def _evaluated(

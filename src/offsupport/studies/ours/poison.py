@@ -19,7 +19,7 @@ from offsupport.bench.store import Record
 from offsupport.core.seeds import derive_seed
 from offsupport.results.correctness import pack
 from offsupport.results.rows import Claim, Row, below, shifted
-from offsupport.studies.adaptation import AdaptConfig, Images, adapter_of, prepare_adapt, stream_of
+from offsupport.studies.adaptation import AdaptConfig, Images, adapter_of, prepare_adapt, provenance_of, stream_of
 from offsupport.studies.errors import Part, difference, error_row
 from offsupport.studies.models import pinned, source_model
 from offsupport.studies.paper.table2 import MODEL
@@ -82,8 +82,6 @@ def run_poison(config: PoisonConfig, place: Place) -> Outcome:
     """Send the stream with the attacker's images among it, and score the others."""
     import torch
 
-    from offsupport.engine.state import model_sha256
-
     torch.set_num_threads(config.threads)
     model = source_model(config.model, place.folder).eval()
     stream = stream_of(config.benign(), place)
@@ -98,7 +96,6 @@ def run_poison(config: PoisonConfig, place: Place) -> Outcome:
         found = adapter(mixed)[good].argmax(1)
         rows += [int(i) for i in batch.index]
         correct += (found == y).tolist()
-    about = stream.describe()
     domain = config.corruption or "clean"
     measured = {
         "error": 1 - float(np.mean(correct)),
@@ -106,15 +103,7 @@ def run_poison(config: PoisonConfig, place: Place) -> Outcome:
         "domains": {domain: {"images": pack(rows, correct)}},
         "events": dict(adapter.events),
     }
-    provenance = {
-        "weights_sha256": model_sha256(model),
-        "data_sha256": about["sha256"],
-        "data_source": about["source"],
-        "order_sha256": about["order_hash"],
-        "images": about["n"],
-        "limit": config.limit,
-    }
-    return Outcome(measured, provenance, {})
+    return Outcome(measured, provenance_of(model, stream, config.limit), {})
 
 
 class Attacker:
