@@ -32,9 +32,10 @@ def train(
     settings = read_recipe(recipe)
     folder = out if out is not None else default_folder(recipe)
     torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)  # weights that decay to nearly nothing make CPUs crawl
     # Under torchrun this file runs once per GPU; only the leader shows progress, draws and prints.
     with gather_team(device) as team, contextlib.ExitStack() as shown:
+        torch.set_flush_denormal(True)  # weights that decay to nearly nothing make CPUs crawl
+        shown.callback(torch.set_flush_denormal, False)
         advance = shown.enter_context(progress(f"Training {folder.name}", settings.epochs)) if team.leads else _silent
         card = run(recipe, data, folder, seed, team, advance)
     if not team.leads:
