@@ -169,7 +169,7 @@ def bare_network(model: nn.Module, adapted: Adapter) -> nn.Module:
     for plain, wrapped in zip(net.parameters(), adapted.model.parameters(), strict=True):
         plain.requires_grad_(wrapped.requires_grad)
     for layer in net.modules():
-        if isinstance(layer, nn.BatchNorm2d) and adapted.statistics in ("batch", "blend"):
+        if isinstance(layer, nn.BatchNorm2d) and adapted.statistics_policy.kind in ("batch", "blend"):
             layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
     return net
 

@@ -44,9 +44,17 @@ from offsupport.engine.guard import (
     repair,
     sort_samples,
 )
+from offsupport.engine.minimal_statistics import MinimalConfig, MinimalStatistics
 from offsupport.engine.precision import SCALE, Autocast, refuse_half, single_norms
 from offsupport.engine.source_stats import SourceStats
 from offsupport.engine.state import Lifecycle, Memory, Turn
+from offsupport.engine.statistics_policy import (
+    FixedShare,
+    MomentumStatistics,
+    RunningStatistics,
+    Seen,
+    StatisticsPolicy,
+)
 from offsupport.functional import as_rows
 from offsupport.monitor import Alarms, Calibration, Estimate, LastAnswers
 from offsupport.monitor.alarms import on, tell
@@ -82,7 +90,7 @@ class Adapter(Lifecycle, abc.ABC):
     sparse_presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """What the sparsity constraint changes in them, where that is not the same for all methods."""
     statistics: ClassVar[Statistics] = "batch"
-    """What batch norm normalises by when the method is called."""
+    """What batch norm normalises by when the method is called, unless its hyper-parameter ``statistics`` says."""
     small_batch_with_norm: ClassVar[int] = 16
     """The default of ``min_batch`` where there is batch norm, whose statistics need a batch."""
     small_batch_without: ClassVar[int] = 1
@@ -92,6 +100,8 @@ class Adapter(Lifecycle, abc.ABC):
 
     any_order: ClassVar[bool] = False
     """Whether the order of the images does it no harm, so that a sorted stream is no cause for alarm."""
+    counts_itself: ClassVar[bool] = False
+    """Whether its step counts the batch by :meth:`serve`, so that nobody else needs to."""
     source_shapes: ClassVar[dict[str, str]] = {}
     """The source statistics it reads, with a letter for each side of them: equal letters are equal lengths."""
 
@@ -113,6 +123,7 @@ class Adapter(Lifecycle, abc.ABC):
         self.model = (model if options.inplace else copy.deepcopy(model)).eval()
         # What only the monitor uses is no source statistics to the method.
         self.source = None if source is None or not source.tensors else source.to(self.device)
+        self.clean_moments = {} if source is None else source.to(self.device).statistics
         self.answers = LastAnswers(None if source is None else Calibration.of(source.calibration, source.method))
         self.autocast = Autocast()
         self._returned = torch.get_default_dtype()
@@ -123,10 +134,14 @@ class Adapter(Lifecycle, abc.ABC):
         self.parameters_adapted = self._select()
         single_norms(self.model)
         self._set_up_batches()
+        self.statistics_policy = self.choose_statistics()
         # Names in the memory are names in saved files.
         self.alarms = Alarms()
         watched = self.alarms.initial() | (LastAnswers.initial() if options.monitor else {})
-        self.memory = Memory(watched | {"window": torch.empty(0), "fresh": torch.zeros(())} | self.initial_memory())
+        watched |= {"window": torch.empty(0), "fresh": torch.zeros(())} | self.statistics_policy.initial_memory()
+        self.memory = self.statistics_policy.memory = Memory(watched | self.initial_memory())
+        self._pending: Tensor | None = None
+        self._recorded: tuple[Seen, Tensor] | None = None
         self.generator = torch.Generator().manual_seed(options.seed)
         self.events = dict.fromkeys(EVENTS, 0)
         self.passes = {"forward": 0, "backward": 0}
@@ -158,6 +173,22 @@ class Adapter(Lifecycle, abc.ABC):
         """
         return {}
 
+    def choose_statistics(self) -> StatisticsPolicy:
+        """Return what batch norm normalises by: as the hyper-parameter says, or else as the method was published."""
+        word = self.config.statistics if isinstance(self.config, BatchConfig) else None
+        if word is None or not isinstance(self.config, BatchConfig):
+            return StatisticsPolicy(self.statistics, self.norm_statistics)
+        if word in ("batch", "source", "blend"):
+            return StatisticsPolicy(word, self.norm_statistics)
+        if word == "alpha":
+            return FixedShare(self.norm_statistics, self.config.rate)
+        if word == "running":
+            return RunningStatistics(self.model, self.norm_statistics, self.config.prior)
+        if word == "minimal":
+            clean, trusted = self.clean_moments, self.options.trusted
+            return MinimalStatistics(self.model, self.norm_statistics, clean, MinimalConfig(), trusted)
+        return MomentumStatistics(self.model, self.norm_statistics, self.config.rate, decaying=word == "dua")
+
     def never_updated(self) -> list[nn.Module]:
         """Return the modules that a sparsity constraint must leave alone, too; none by default."""
         return []
@@ -169,6 +200,16 @@ class Adapter(Lifecycle, abc.ABC):
 
     def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         """Run the model, with ``tensors`` in place of its own where given, and return its logits (N, K, ...)."""
+        self.statistics_policy.use(len(x))
+        if x is not self._pending or self._recorded is not None:
+            return self._looked_at(x, tensors)
+        with self.norm_statistics.recording() as seen:
+            logits = self._looked_at(x, tensors)
+        self._recorded = seen, logits.detach()
+        return logits
+
+    def _looked_at(self, x: Tensor, tensors: dict[str, Tensor] | None) -> Tensor:
+        """Run the model; the first pass of a batch nobody has looked at says whether its moments are plausible."""
         batch, self._unseen = self._unseen, None
         if batch is None or self.first_norm.layer is None:
             return self._run(x, tensors)
@@ -193,6 +234,10 @@ class Adapter(Lifecycle, abc.ABC):
     def predict(self, x: Tensor) -> Tensor:
         """Return the logits of ``x`` without a step: a forward pass that keeps no graph."""
         return self.network(x)
+
+    def serve(self, x: Tensor) -> Tensor:
+        """Predict ``x`` without a step, and let the statistics that follow the stream count it."""
+        return self.statistics_policy.serve(x, self.predict)
 
     @torch.no_grad()
     def source_features(self, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -281,7 +326,7 @@ class Adapter(Lifecycle, abc.ABC):
         if self.augments:
             require_images(x, self.info.name)
         modes = (torch.inference_mode(False), torch.enable_grad(), self.autocast.suspended(self.device.type))
-        with modes[0], modes[1], modes[2], self.norm_statistics.using(self.statistics):
+        with modes[0], modes[1], modes[2], self.norm_statistics.using(self.statistics_policy.kind):
             if tuple(x.shape[1:]) not in self._taken:
                 with self.autocast.again():
                     require_taken(self.model, x)  # before anything of it is counted or remembered
@@ -365,8 +410,7 @@ class Adapter(Lifecycle, abc.ABC):
     def _serve_batch(self, batch: Tensor, due: bool, x: Tensor) -> Tensor:
         if len(batch) < self.min_batch:
             self.count("small_batch")
-            with self.norm_statistics.using("source" if self.statistics == "source" else "blend"):
-                logits = self.predict(batch)
+            logits = self._predict_small(batch, due)
         elif due and self.parameters_adapted and blank(batch):
             # A covered camera gives certain predictions and gradients all the same: a method would learn darkness.
             self.count("empty_selection")
@@ -377,6 +421,14 @@ class Adapter(Lifecycle, abc.ABC):
         logits = self._finite_logits(logits[-len(x) :].detach(), x)
         self._watch(x, logits)
         return logits
+
+    def _predict_small(self, batch: Tensor, due: bool) -> Tensor:
+        """Predict what is too small for a step."""
+        if self.statistics_policy.follows:
+            # With a window, images are counted once: when it is full.
+            return self.serve(batch) if due else self.predict(batch)
+        with self.norm_statistics.using("source" if self.statistics_policy.kind == "source" else "blend"):
+            return self.predict(batch)
 
     def _with_past(self, x: Tensor) -> tuple[Tensor, bool]:
         """Fill the batch up with past images to the size of the window; a step is due once per window of new images."""
@@ -396,14 +448,35 @@ class Adapter(Lifecycle, abc.ABC):
     def _guarded_step(self, x: Tensor) -> Tensor:
         before = self.snapshot()  # a method may have moved parameters, memory and generator before it fails
         try:
-            return self.step(x)
+            return self._counted_step(x)
         except StepRejected as rejected:
             self.restore(before)
             self.count(rejected.event)
-            return self.without_step(x)
+            return self.serve(x) if self.statistics_policy.follows else self.without_step(x)
         except BaseException:
             self.restore(before)
             raise
+
+    def _counted_step(self, x: Tensor) -> Tensor:
+        """Take a step by what is known of the stream, and count the batch: its first pass tells its moments."""
+        policy = self.statistics_policy
+        if not policy.follows or self.counts_itself or policy.prepare(x, self._before_step):
+            return self.step(x)
+        self._pending, self._recorded = x, None
+        try:
+            logits = self.step(x)
+            if self._recorded is None:  # it looked at augmented copies alone
+                self.serve(x)
+            else:
+                policy.count(*self._recorded)
+            return logits
+        finally:
+            self._pending = self._recorded = None
+
+    def _before_step(self, x: Tensor) -> Tensor:
+        if self._unseen is not None and x is not self._unseen:
+            raise Implausible  # parts of a batch go through before it: the look goes before them
+        return self.predict(x)
 
     @torch.no_grad()
     def _source_logits(self, x: Tensor) -> Tensor:
@@ -435,7 +508,7 @@ class Adapter(Lifecycle, abc.ABC):
         self.memory.update(watched)
         resets = self.options.collapse == "reset"
         for alarm in alarms:
-            if alarm == "order" and self.any_order:
+            if alarm == "order" and (self.any_order or self.config.bounded):
                 continue
             if alarm not in before:  # once for each episode, not for each batch of it
                 self.count(alarm)
@@ -492,9 +565,13 @@ class Adapter(Lifecycle, abc.ABC):
         return (
             f"{self.info.name}: {self.info.summary}\n{self.config}\n"
             f"batches below {self.min_batch} are predicted without a step; "
-            f"{self.norm_statistics.layers} batch-norm layers use {self.statistics} statistics\n"
+            f"{self.norm_statistics.layers} batch-norm layers use {self._word()} statistics\n"
             f"{count} values adapted in {len(self.parameters_adapted)} tensors: {names}"
         )
+
+    def _word(self) -> str:
+        own = self.config.statistics if isinstance(self.config, BatchConfig) else None
+        return own or self.statistics_policy.kind
 
     def _select(self) -> dict[str, nn.Parameter]:
         """Switch gradients on for the parameters to adapt and off for all others."""
@@ -509,7 +586,8 @@ class Adapter(Lifecycle, abc.ABC):
         self.min_batch = 1
         self.optimizer: torch.optim.Optimizer | None = None
         if isinstance(self.config, BatchConfig):
-            default = self.small_batch_with_norm if self.norm_statistics.layers else self.small_batch_without
+            needs_batch = self.norm_statistics.layers and self.config.statistics in (None, "batch")
+            default = self.small_batch_with_norm if needs_batch else self.small_batch_without
             self.min_batch = default if self.config.min_batch is None else self.config.min_batch
             self.norm_statistics.prior = self.config.prior
             if 0 < self.options.window < self.min_batch:

@@ -20,6 +20,9 @@ EVENTS = (
 
 CollapseAction = Literal["warn", "reset", "off"]
 
+StatisticsWord = Literal["batch", "source", "blend", "alpha", "running", "ema", "dua", "minimal"]
+"""What a user may have batch norm normalise by."""
+
 Range = tuple[float, float]
 """The least and the greatest value of a pixel."""
 PIXELS: Range = (0.0, 1.0)
@@ -83,19 +86,39 @@ class MethodConfig:
         """Whether an image is predicted by that image alone: a stream may be split, and its order does not matter."""
         return False
 
+    @property
+    def bounded(self) -> bool:
+        """Whether, by these values, a single image can change what follows by a small, known amount at most."""
+        return False
+
+    @property
+    def wants_moments(self) -> bool:
+        """Whether moments of clean images serve the statistics that batch norm uses."""
+        return False
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchConfig(MethodConfig):
     """Hyper-parameters of a method that uses the statistics of a batch."""
 
     min_batch: int | None = None
-    """Smaller batches are predicted without a step; None is 16 with batch norm and 1 without."""
+    """Smaller batches are predicted without a step; None is 16 with batch norm by batches, and 1 otherwise."""
     prior: float = 16.0
-    """On such batches, source statistics count as this many samples beside those of the batch."""
+    """On such batches, with ``blend`` on all and with ``running`` at the start, the source counts as so many images."""
+    statistics: StatisticsWord | None = None
+    """What batch norm normalises by; None is what the method was published with, mostly ``batch``."""
+    rate: float = 0.1
+    """The share of a batch with ``alpha``, the momentum with ``ema``, and what it starts from with ``dua``."""
 
     def __post_init__(self) -> None:
         require("min_batch", self.min_batch is None or self.min_batch >= 1, "at least 1")
         require("prior", self.prior >= 0, "at least 0")
+        require("rate", 0 <= self.rate <= 1, "in [0, 1]")
+
+    @property
+    def wants_moments(self) -> bool:
+        """Whether moments of clean images serve the statistics that batch norm uses."""
+        return self.statistics == "minimal"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

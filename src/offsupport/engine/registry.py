@@ -7,9 +7,10 @@ method is made of another (:meth:`Methods.register_suffix`), so that this module
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
@@ -23,6 +24,7 @@ from offsupport.core.weights import require_values
 from offsupport.engine.adapter import Adapter, StepRejected, check_input, check_model
 from offsupport.engine.config import PIXELS, CollapseAction, MethodConfig, MethodInfo, Options, Range
 from offsupport.engine.guard import FirstNorm, channel_moments
+from offsupport.engine.minimal_statistics import MOMENT_SHAPES, MinimalStatistics
 from offsupport.engine.source_stats import Sample, SourceImages, SourceStats, Transform
 from offsupport.engine.state import model_sha256, saved_set_up
 from offsupport.monitor import calibrate
@@ -170,11 +172,12 @@ def adapt(
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
     options = build(Options, {**given, "input_range": input_range, "monitor": monitor, "trusted": trusted}, "adapt()")
     check_model(model, cls.info)
-    if not trusted and not cls.info.bounded:
+    if not trusted and not (cls.info.bounded or config.bounded):
         raise ConfigError(
             f"The method {method!r} sets no bound to what one image can do to the others, and trusted is False.",
             "Use 'minimal', or 'source', or keep strangers' images away and leave trusted out.",
         )
+    source = _moments_apart(config, source)
     _check_source(cls.info, model, source, head)
     adapter = cls(model, config, options, source)
     adapter.announce()
@@ -253,7 +256,7 @@ def source_stats(
     images = SourceImages(loader, transform, Sample(labels) if monitor else None)
     adapter = make()
     with FirstNorm.collecting(adapter.model) as sums:
-        tensors = _collect(adapter, images, monitor)
+        tensors, statistics = _collect(adapter, images, monitor)
     if not images.samples:
         raise InputError("The loader of source images is empty.", "Give it at least one batch.")
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
@@ -261,7 +264,7 @@ def source_stats(
     known = {**images.provenance(), **(provenance or {})}
     head = _features_of(cls.info, model, head)
     moments = channel_moments(sums[0])
-    stats = SourceStats(method, model_sha256(model), images.samples, tensors, known, head, first_norm=moments)
+    stats = SourceStats(method, model_sha256(model), images.samples, tensors, known, head, moments, {}, statistics)
     if images.sample is None:
         return stats
     subject = _Subject(make(stats))
@@ -284,19 +287,31 @@ class _Subject(NamedTuple):
         return torch.cat([self.adapter(batch) for batch in torch.split(x, BATCH)])
 
 
-def _collect(adapter: Adapter, images: SourceImages, monitor: bool) -> dict[str, Tensor]:
-    """Let a method collect its statistics under the gradient mode and the batch-norm statistics of a step."""
-    if monitor and adapter.info.source == "none":
-        for x in images:
-            check_input(adapter.to_device(x), adapter.model)
-        return {}
-    with torch.inference_mode(False), torch.enable_grad(), adapter.norm_statistics.using(adapter.statistics):
+def _collect(adapter: Adapter, images: SourceImages, monitor: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Let a method collect its statistics under the gradient mode and the batch-norm statistics of a step.
+
+    Also returns the moments of clean images, where the statistics of batch norm are to move away from these.
+    """
+    policy, gathered = adapter.statistics_policy, []
+
+    def each() -> Iterator[Tensor]:
+        for batch in images:
+            x = check_input(adapter.to_device(batch), adapter.model)
+            if isinstance(policy, MinimalStatistics) and adapter.config.wants_moments:
+                gathered.append(policy.gather(x, adapter.network))
+            yield x
+
+    if (monitor or adapter.config.wants_moments) and adapter.info.source == "none":
+        collections.deque(each(), maxlen=0)
+        return {}, policy.describe(gathered) if isinstance(policy, MinimalStatistics) else {}
+    with torch.inference_mode(False), torch.enable_grad(), adapter.norm_statistics.using(policy.kind):
         try:
-            return adapter.collect(check_input(adapter.to_device(x), adapter.model) for x in images)
+            tensors = adapter.collect(each())
         except StepRejected:
             raise InputError(
                 "The source images give non-finite losses or gradients.", "Remove images with NaN or infinity."
             ) from None
+    return tensors, policy.describe(gathered) if isinstance(policy, MinimalStatistics) else {}
 
 
 def _split_head(hyper: dict[str, Any], head: str | bool | None) -> tuple[dict[str, Any], str | None]:
@@ -307,6 +322,13 @@ def _split_head(hyper: dict[str, Any], head: str | bool | None) -> tuple[dict[st
 def _features_of(info: MethodInfo, model: nn.Module, head: str | None) -> str:
     """Return the name of the layer whose inputs a method aligns; none where it aligns nothing."""
     return find_head(model, head)[0] if info.source == "required" else ""
+
+
+def _moments_apart(config: MethodConfig, source: SourceStats | None) -> SourceStats | None:
+    """Take what was collected for the method ``minimal`` for the moments that its statistics move away from."""
+    if config.wants_moments and isinstance(source, SourceStats) and source.method == "minimal":
+        return dataclasses.replace(source, tensors={}, statistics=source.tensors)
+    return source
 
 
 def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None, head: str | None) -> None:
@@ -323,7 +345,7 @@ def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None
             f"source is {type(source).__name__}, not source statistics.",
             f'Make them: offsupport.source_stats(model, source_loader, method="{info.name}").',
         )
-    if info.source == "none" and not source.calibration:
+    if info.source == "none" and not source.calibration and not source.statistics:
         raise SourceStatsError(f"The method {info.name!r} uses no source statistics.", "Leave source out.")
     # What the monitor knows serves any method; what a method knows serves that method.
     method = source.method if info.source == "none" or not source.tensors else METHODS.plain(info.name)
@@ -334,3 +356,5 @@ def _check_source(info: MethodInfo, model: nn.Module, source: SourceStats | None
     require_values(source.tensors, dict(model.named_parameters()), "The file of source statistics", "the model", remake)
     if source.tensors:
         source.require_shapes(METHODS[info.name].source_shapes)
+    if source.statistics:
+        dataclasses.replace(source, tensors=source.statistics).require_shapes(MOMENT_SHAPES)

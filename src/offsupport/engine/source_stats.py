@@ -26,6 +26,8 @@ _FIRST_NORM = "first_norm//moments"
 """The name of ``first_norm`` in a file, which no statistics of a method have."""
 _CALIBRATION = "calibration//"
 """Before the names of the monitor's tensors in a file."""
+_STATISTICS = "statistics//"
+"""Before the names of moments of clean images in a file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,7 @@ class SourceStats:
         head: The layer whose inputs are the features, for statistics of features; empty where it is not known.
         first_norm: Mean and variance of what the first norm layer is given, by channel, (2, C); None where not known.
         calibration: What the monitor knows of clean images (:class:`offsupport.monitor.Calibration`); empty without it.
+        statistics: Moments of clean images at batch-norm layers, for ``statistics="minimal"``; empty without them.
     """
 
     method: str
@@ -51,18 +54,21 @@ class SourceStats:
     head: str = ""
     first_norm: Tensor | None = None
     calibration: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    statistics: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
     def to(self, device: torch.device) -> SourceStats:
         """Return them on a device."""
         first_norm = None if self.first_norm is None else self.first_norm.to(device)
         tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        return dataclasses.replace(self, tensors=tensors, first_norm=first_norm)
+        statistics = {name: tensor.to(device) for name, tensor in self.statistics.items()}
+        return dataclasses.replace(self, tensors=tensors, first_norm=first_norm, statistics=statistics)
 
     def save(self, path: Path | str) -> None:
         """Write them to one safetensors file."""
         manifest = {name: getattr(self, name) for name in _MANIFEST}
         own = {} if self.first_norm is None else {_FIRST_NORM: self.first_norm}
         own |= {_CALIBRATION + name: tensor for name, tensor in self.calibration.items()}
+        own |= {_STATISTICS + name: tensor for name, tensor in self.statistics.items()}
         save_tensors(path, self.tensors | own, manifest | {"provenance": dict(self.provenance), "head": self.head})
 
     @staticmethod
@@ -76,12 +82,9 @@ class SourceStats:
             raise SourceStatsError(f"{path} holds no source statistics.", "Make them with offsupport.source_stats().")
         require_finite(tensors, str(path))
         first_norm = tensors.pop(_FIRST_NORM, None)
-        ours = {name: tensor for name, tensor in tensors.items() if name.startswith(_CALIBRATION)}
+        calibration, statistics = (_taken(tensors, prefix) for prefix in (_CALIBRATION, _STATISTICS))
         return SourceStats(
-            tensors={name: tensor for name, tensor in tensors.items() if name not in ours},
-            first_norm=first_norm,
-            calibration={name.removeprefix(_CALIBRATION): tensor for name, tensor in ours.items()},
-            **known,
+            tensors=tensors, first_norm=first_norm, calibration=calibration, statistics=statistics, **known
         )
 
     def require(self, method: str, model_sha256: str, head: str) -> None:
@@ -116,6 +119,11 @@ class SourceStats:
             fitting = [form for form in forms.split("|") if len(form) == len(shape)]
             if not fitting or any(known.setdefault(*side) != side[1] for side in zip(fitting[0], shape, strict=True)):
                 raise SourceStatsError(f"These source statistics hold {name} of shape {shape}.", "Make them again.")
+
+
+def _taken(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Take the tensors with a prefix out, and return them by their names without it."""
+    return {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
 
 
 # The images that source statistics are made of: counted, transformed, and what is known of them.

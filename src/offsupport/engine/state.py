@@ -174,6 +174,7 @@ def identity(adapter: Lifecycle) -> dict[str, Any]:
         "input_range": None if adapter.options.input_range is None else list(adapter.options.input_range),
         "source_sha256": tensors_sha256(adapter.source.tensors) if adapter.source else None,
         "base_sha256": base_sha256(adapter),
+        **({"statistics_sha256": tensors_sha256(adapter.clean_moments)} if adapter.clean_moments else {}),
         **({"monitor": True} if adapter.options.monitor else {}),
         **({} if adapter.options.trusted else {"trusted": False}),
     }
@@ -185,6 +186,7 @@ def require_identity(adapter: Lifecycle, saved: Mapping[str, Any], where: str) -
     if saved.get("base_sha256", mine["base_sha256"]) != mine["base_sha256"]:
         raise FileError(f"{where} was saved from a model with other weights.", "Wrap the model it was saved from.")
     saved = {"input_range": mine["input_range"], **saved}  # files of 0.2.0 do not say it
+    saved["config"] = _unsaid(adapter.config, saved.get("config"))
     different = [name for name in mine if saved.get(name) != mine[name]]
     if different:
         raise FileError(
@@ -192,6 +194,12 @@ def require_identity(adapter: Lifecycle, saved: Mapping[str, Any], where: str) -
             f"window {saved.get('window')}; what differs is {' and '.join(different)}.",
             "Call adapt() with the same method, hyper-parameters, options and source statistics.",
         )
+
+
+def _unsaid(config: MethodConfig, saved: Any) -> Any:
+    """Return saved hyper-parameters with the defaults of those that came later than the file."""
+    later = (field for field in dataclasses.fields(config) if field.name in ("statistics", "rate"))
+    return {**{field.name: field.default for field in later}, **saved} if isinstance(saved, Mapping) else saved
 
 
 def save(adapter: Lifecycle, path: Path | str) -> None:
@@ -337,6 +345,7 @@ class Lifecycle(nn.Module):
     options: Options
     turn: Turn
     source: SourceStats | None
+    clean_moments: Mapping[str, Tensor]
     model: nn.Module
     parameters_adapted: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer | None

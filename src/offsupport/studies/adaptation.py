@@ -164,10 +164,12 @@ def _text(warning: warnings.WarningMessage) -> str:
 def adapter_of(config: AdaptConfig, model: nn.Module, place: Place, *, trusted: bool = True) -> Adapter:
     """Wrap the model; a method that can use source statistics gets them from the clean data."""
     from offsupport.data import stream
+    from offsupport.engine.registry import method_config
     from offsupport.methods import METHODS, adapt, source_stats
 
     stats = None
-    if METHODS[config.method].info.source != "none" and config.source_images:
+    moments = method_config(config.method, config.preset, config.hyper).wants_moments
+    if (moments or METHODS[config.method].info.source != "none") and config.source_images:
         clean = config.dataset.removesuffix("-c")
         limit, size = config.source_images, _source_batch(config)
         images = stream(clean, place.data, split=config.source_split, limit=limit, batch_size=size)

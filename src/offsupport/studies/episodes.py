@@ -60,7 +60,11 @@ def watch_episode(adapter: MaeTtt, x: Tensor) -> Episode:
     if not x.isfinite().all():
         raise InputError("This image has values that are no finite numbers.", "Choose another, or repair it.")
     state, passes = adapter.snapshot(), dict(adapter.passes)
-    with torch.inference_mode(False), torch.enable_grad(), adapter.norm_statistics.using(adapter.statistics):
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        adapter.norm_statistics.using(adapter.statistics_policy.kind),
+    ):
         try:
             return _watch(adapter, x.clone() if x.is_inference() else x.detach())
         finally:
