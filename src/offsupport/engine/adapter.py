@@ -98,6 +98,8 @@ class Adapter(Lifecycle, abc.ABC):
     augments: ClassVar[bool] = False
     """Whether the method augments images, so that it must know what a pixel is: [0, 1] and nothing else."""
 
+    watches: ClassVar[int] = 1
+    """Of so many batches the monitor looks at one."""
     any_order: ClassVar[bool] = False
     """Whether the order of the images does it no harm, so that a sorted stream is no cause for alarm."""
     counts_itself: ClassVar[bool] = False
@@ -138,6 +140,7 @@ class Adapter(Lifecycle, abc.ABC):
         # Names in the memory are names in saved files.
         self.alarms = Alarms()
         watched = self.alarms.initial() | (LastAnswers.initial() if options.monitor else {})
+        watched |= {"unwatched": torch.zeros((), dtype=torch.long)} if options.monitor and self.watches > 1 else {}
         watched |= {"window": torch.empty(0), "fresh": torch.zeros(())} | self.statistics_policy.initial_memory()
         self.memory = self.statistics_policy.memory = Memory(watched | self.initial_memory())
         self._pending: Tensor | None = None
@@ -165,6 +168,10 @@ class Adapter(Lifecycle, abc.ABC):
     def collect(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return what the method must know of source images; methods that use source statistics override it."""
         raise SourceStatsError(f"The method {self.info.name!r} uses no source statistics.", "Adapt without them.")
+
+    def tune(self, x: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+        """Return what else the method learns of some clean images, their labels if known; nothing by default."""
+        return {}
 
     def decays(self) -> dict[str, float]:
         """Return how much of each adapted parameter a teacher keeps at a step, by name; a method without one: nothing.
@@ -498,8 +505,10 @@ class Adapter(Lifecycle, abc.ABC):
 
     def _watch(self, x: Tensor, logits: Tensor) -> None:
         """Remember the answers for an estimate, and tell once per episode what is wrong with the stream."""
-        if self.options.monitor:
+        if self.watched:
             self.memory.update(self.answers.add(self.memory, x, logits, *self.source_view(x)))
+        if self.options.monitor and self.watches > 1:
+            self.memory["unwatched"] = (self.memory["unwatched"] + 1) % self.watches
         if self.options.collapse == "off" or self.config.independent:
             return
         before = on(self.memory["fired"])
@@ -516,6 +525,11 @@ class Adapter(Lifecycle, abc.ABC):
                 warnings.warn(told, stacklevel=6)
         if resets and "collapse" in alarms:
             self.recover()
+
+    @property
+    def watched(self) -> bool:
+        """Whether the monitor looks at this batch."""
+        return self.options.monitor and (self.watches == 1 or not int(self.memory["unwatched"]))
 
     @torch.no_grad()
     def source_view(self, x: Tensor) -> tuple[Tensor, Tensor, list[int]]:

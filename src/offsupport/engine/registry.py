@@ -116,7 +116,7 @@ _BESIDE = ("preset", "source", *(field.name for field in dataclasses.fields(Opti
 
 def adapt(
     model: nn.Module,
-    method: str,
+    method: str = "auto",
     *,
     preset: str | None = None,
     source: SourceStats | None = None,
@@ -127,7 +127,7 @@ def adapt(
     seed: int = 0,
     inplace: bool = False,
     input_range: Range | None = PIXELS,
-    monitor: bool = False,
+    monitor: bool | None = None,
     trusted: bool = True,
     **hyper: Any,
 ) -> Adapter:
@@ -135,7 +135,8 @@ def adapt(
 
     Args:
         model: Any ``nn.Module`` from images in [0, 1] to logits (N, K) or dense logits (N, K, H, W). It is not touched.
-        method: One of :func:`list_methods`; ``+sc`` behind one that takes steps adds the sparsity constraint.
+        method: One of :func:`list_methods`; ``auto`` chooses by the evidence. ``+sc`` behind one that takes steps adds
+            the sparsity constraint.
         preset: ``cifar10``, ``cifar100`` or ``imagenet``: the published hyper-parameters for such data;
             ``cifar10-small``: those we chose for narrow networks on CIFAR-10.
         source: Source statistics, for the methods that use them, and what the monitor knows of clean images; see
@@ -153,6 +154,7 @@ def adapt(
             left out of all statistics and losses, and counted (``out_of_range``); a batch wholly outside is an error.
             None where the model takes anything else. Inputs of another rank have no range.
         monitor: Watch the source model beside the adapted one, for :meth:`Adapter.estimate`; one more pass per batch.
+            None is what the method does by itself: ``auto`` watches one batch of four, others none.
         trusted: False where strangers can send images: only methods that bound what one image can do are taken, and
             they move half as far.
         **hyper: Hyper-parameters of the method; they override the preset.
@@ -170,7 +172,12 @@ def adapt(
     hyper, head = _split_head(hyper, head)
     config = method_config(method, preset, hyper)
     given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
-    options = build(Options, {**given, "input_range": input_range, "monitor": monitor, "trusted": trusted}, "adapt()")
+    given |= {
+        "input_range": input_range,
+        "trusted": trusted,
+        "monitor": cls.watches > 1 if monitor is None else monitor,
+    }
+    options = build(Options, given, "adapt()")
     check_model(model, cls.info)
     if not trusted and not (cls.info.bounded or config.bounded):
         raise ConfigError(
@@ -252,7 +259,7 @@ def source_stats(
     method = METHODS.plain(method)  # the constrained form is for the stream; both have the same statistics
     cls = METHODS[method]
     make = functools.partial(cls, model, config, build(Options, given, "source_stats()"))
-    monitor = monitor or labels is not None
+    monitor = monitor or labels is not None or cls.watches > 1
     images = SourceImages(loader, transform, Sample(labels) if monitor else None)
     adapter = make()
     with FirstNorm.collecting(adapter.model) as sums:
@@ -267,8 +274,9 @@ def source_stats(
     stats = SourceStats(method, model_sha256(model), images.samples, tensors, known, head, moments, {}, statistics)
     if images.sample is None:
         return stats
+    x, truth = images.sample.drawn(adapter.device)
+    stats = dataclasses.replace(stats, tensors=tensors | make(stats).tune(x, truth))
     subject = _Subject(make(stats))
-    x, truth = images.sample.drawn(subject.adapter.device)
     return dataclasses.replace(stats, calibration=calibrate(subject, method, x, truth).tensors())
 
 
