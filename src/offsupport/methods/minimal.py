@@ -170,7 +170,7 @@ class Minimal(Adapter):
             with torch.no_grad(), self.norm_statistics.using("source"), self.norm_statistics.recording() as seen:
                 rows = as_rows(self.network(x))
             classes = rows.shape[1]
-            moments.append(self.norm_statistics.moments(seen, as_moments(self.known)).transpose(0, 1))
+            moments.append(seen.moments(as_moments(self.known)).transpose(0, 1))
             labels.append(rows.view(len(x), -1, classes).mean(1).argmax(1))
         found, label = torch.cat(moments).double(), torch.cat(labels)
         if len(found) < 2 or not bool(found.isfinite().all()):
@@ -208,7 +208,7 @@ class Minimal(Adapter):
         with self.norm_statistics.recording() as seen:
             logits = self.network(x)
         if seen:
-            self._count(self.norm_statistics.moments(seen, self.reference.clean), as_rows(logits).softmax(1).mean(0))
+            self._count(seen.moments(self.reference.clean), as_rows(logits).softmax(1).mean(0))
         return logits
 
     def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
