@@ -7,7 +7,8 @@ and ``C + R``. How far depends on what else would explain ``R``: chance, because
 among them, because in a sorted stream they are not those of the source.
 
 One forward pass, no gradient. A group of images is predicted by what was known before it and then counted, so that the
-size of a batch hardly matters, and no image has a say in its own prediction.
+size of a batch hardly matters, and no image has a say in its own prediction. Single images are gathered to such groups,
+smaller ones at the start: the statistics move once per group.
 """
 
 from __future__ import annotations
@@ -108,6 +109,24 @@ class Reference:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Current:
+    """What follows from what is known; it holds until the next group is counted."""
+
+    shift: Tensor
+    """What it follows from."""
+    running: Tensor
+    """Means and variances to normalise by, (2, channels)."""
+    moments: Tensor
+    """Moments of the stream as far as they are known, (2, 1, channels)."""
+    least: Tensor
+    """How far below those an image counts at most, (2, 1, channels)."""
+    most: Tensor
+    """How far above."""
+    seen: float
+    """Images counted."""
+
+
 def as_moments(known: Tensor) -> Tensor:
     """Return means and variances, (2, channels), as first and second moments."""
     mean, var = known
@@ -153,12 +172,15 @@ class Minimal(Adapter):
         places = sorted((layer.place.start, layer.place.stop) for layer in layers if layer.place is not None)
         owners = [torch.full((stop - start,), i) for i, (start, stop) in enumerate(places)]
         self.layer = torch.cat(owners).to(known.device)
-        self._current: tuple[Tensor, Tensor] | None = None
+        self._current: Current | None = None
         return {
             "shift": torch.zeros_like(known),
             "classes": torch.empty(0, device=known.device),
             # Images seen, and the sum of their squared weights: the variance of a weighted mean.
             "evidence": torch.zeros(2, dtype=torch.float64),
+            # What is not yet counted, as sums: images, their predictions (K), how far their moments lie from what is
+            # known (2 channels).
+            "gathered": torch.empty(0, device=known.device),
         }
 
     # What is known of the source -------------------------------------------------------------------------------------
@@ -195,11 +217,13 @@ class Minimal(Adapter):
         groups = torch.split(x, self.config.group) if self.splits and len(x) > self.config.group else (x,)
         logits, early = [], 0
         for group in groups:
-            if self.memory["evidence"][0] < self.config.young:
+            if self._now.seen < self.config.young:
                 early += len(group)
             logits.append(self._predict_and_count(group))
+        if len(groups) == 1:
+            return logits[0]
         found = torch.cat(logits)
-        if early and len(groups) > 1:
+        if early:
             found[:early] = self.predict(x[:early])
         return found
 
@@ -208,16 +232,23 @@ class Minimal(Adapter):
         with self.norm_statistics.recording() as seen:
             logits = self.network(x)
         if seen:
-            self._count(seen.moments(self.reference.clean), as_rows(logits).softmax(1).mean(0))
+            self._gather(seen.moments(self.reference.clean), as_rows(logits).softmax(1).mean(0))
         return logits
 
     def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         """Run the model by the statistics that follow from what is known."""
-        # Memory is replaced, never changed in place: the same tensor stands for the same statistics.
-        if self._current is None or self._current[0] is not self.memory["shift"]:
-            self._current = self.memory["shift"], self._moved()
-        self.norm_statistics.running = self._current[1]
+        self.norm_statistics.running = self._now.running
         return super().network(x, tensors)
+
+    @property
+    def _now(self) -> Current:
+        # Memory is replaced, never changed in place: the same tensor stands for the same statistics.
+        shift = self.memory["shift"]
+        if self._current is None or self._current.shift is not shift:
+            bound = self._caution * self.config.clip * self.reference.spread[:, None]
+            known = (self.reference.clean + shift)[:, None]
+            self._current = Current(shift, self._moved(), known, -bound, bound, float(self.memory["evidence"][0]))
+        return self._current
 
     @property
     def _caution(self) -> float:
@@ -226,25 +257,38 @@ class Minimal(Adapter):
 
     # The mathematics -------------------------------------------------------------------------------------------------
 
-    def _count(self, moments: Tensor, shares: Tensor) -> None:
-        """Add the moments (2, N, channels) of a group and its mean prediction (K,) to what is known."""
-        images = moments.shape[1]
+    def _gather(self, moments: Tensor, shares: Tensor) -> None:
+        """Add the moments (2, N, channels) of N images and their mean prediction (K,) to the group that is under way.
+
+        It is counted once it is large enough, or a quarter of all that was seen.
+        """
+        images, past, now = moments.shape[1], self.memory["gathered"], self._now
+        # Around what is known, not around the source: a real shift is reached in steps, one mad image is a step.
+        away = (moments - now.moments).clamp(now.least, now.most).sum(1)
+        group = torch.cat([away.new_full((1,), images), shares.to(away) * images, away.view(-1)])
+        group = past + group if past.numel() else group
+        images = int(group[0])
+        if images < min(self.config.group, 1 + now.seen // 4):
+            self.memory["gathered"] = group
+        else:
+            _, shares, away = (group / images).split([1, len(shares), away.numel()])
+            self._count(images, shares, away.view(2, -1))
+
+    def _count(self, images: int, shares: Tensor, away: Tensor) -> None:
+        """Count a group of images: their mean prediction (K,), and how far their moments lie from what is known."""
         seen, squares = self.memory["evidence"].tolist()
         fresh = self.config.haste * images
         gain = max(fresh / (self.config.prior + seen + fresh), 1 - (1 - 2 / self.config.memory) ** images)
-        shift, reference = self.memory["shift"], self.reference
-        # Around what is known, not around the source: a real shift is reached in steps, one mad image is a step.
-        bound = self._caution * self.config.clip * reference.spread[:, None]
-        away = (moments - (reference.clean + shift)[:, None]).clamp(-bound, bound).mean(1)
-        law = torch.full_like(shares, 1 / len(shares)) if reference.law is None else reference.law
+        law = torch.full_like(shares, 1 / len(shares)) if self.reference.law is None else self.reference.law
         classes = self.memory["classes"] if self.memory["classes"].numel() else law
         self.memory.update(
             {
-                "shift": shift + gain * away,
+                "shift": self.memory["shift"] + gain * away,
                 "classes": classes.lerp(shares.to(classes), gain),
                 "evidence": torch.tensor(
                     [seen + images, (1 - gain) ** 2 * squares + gain**2 / images], dtype=torch.float64
                 ),
+                "gathered": torch.empty(0, device=away.device),
             }
         )
 

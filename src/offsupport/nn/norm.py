@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
@@ -245,14 +246,17 @@ class AdaptiveStatistics:
 
 def image_sums(x: Tensor) -> tuple[Tensor, Tensor, int]:
     """Return for each image and channel the sum over its positions and that of the squares, (N, C), and their count."""
-    x = x.detach()
-    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    if x.dim() == 2:
+    if x.requires_grad:
+        x = x.detach()
+    if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
+        x = x.float()
+    shape = x.shape
+    if len(shape) == 2:
         return x, x.square(), 1
-    axes = tuple(range(2, x.dim()))
+    axes = (2, 3) if len(shape) == 4 else tuple(range(2, len(shape)))
     # A norm sums squares without a copy of x, but with channels last it takes ten times as long.
     squares = torch.linalg.vector_norm(x, 2, axes).square_() if x.is_contiguous() else x.square().sum(axes)
-    return x.sum(axes), squares, x[0, 0].numel()
+    return x.sum(axes), squares, math.prod(shape[2:])
 
 
 _ADAPTIVE: dict[type, Any] = {}
