@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -68,7 +69,7 @@ class Plain:
         rows = logits.flatten(2).mean(2) if logits.dim() > 2 else logits
         labels, self.classes = rows.argmax(1).tolist(), logits.shape[1]
         self.law = [labels.count(k) / len(labels) for k in range(self.classes)]
-        self.q, self.seen, self.squares = list(self.law), 0, 0.0
+        self.q, self.seen, self.squares, self.held = list(self.law), 0, 0.0, []
         self.channels = []
         for place, layer in enumerate(seen):
             for c in range(len(layer[0])):
@@ -117,6 +118,13 @@ class Plain:
             found[each["place"]][1].append(each["var"] * ratio)
         return found
 
+    def gather(self, logits, seen):
+        self.held.append((logits, seen))
+        if sum(len(each) for each, _ in self.held) >= min(self.config.group, 1 + self.seen // 4):
+            layers = zip(*(each for _, each in self.held), strict=True)
+            self.count(torch.cat([each for each, _ in self.held]), [list(itertools.chain(*layer)) for layer in layers])
+            self.held = []
+
     def count(self, logits, seen):
         config, images = self.config, len(logits)
         fresh = config.haste * images
@@ -138,7 +146,7 @@ class Plain:
         for group in groups:
             early += len(group) * (self.seen < self.config.young)
             found, seen = moments_at(self.net, group, self.statistics())
-            self.count(found, seen)
+            self.gather(found, seen)
             logits.append(found)
         out = torch.cat(logits)
         if early and len(groups) > 1:
@@ -155,9 +163,10 @@ def test_the_plain_loop_gives_the_same(build):
     assert "class_means" in stats.tensors
     adapted = offsupport.adapt(net, "minimal", source=stats, collapse="off")
     plain = Plain(net, clean, CONFIG)
-    for seed, size in enumerate((1, 20, 7, 40, 1)):
+    for seed, size in enumerate((1, 1, 1, 1, 1, 1, 1, 20, 7, 40, 1)):
         x = images(size, seed=10 + seed, scale=0.2, offset=0.8)
         assert_close(adapted(x), plain(x), f"batch {seed}")
+    assert plain.held, "images wait to be counted"
     assert adapted.shift()[1].max() > CONFIG.doubt
 
 
@@ -188,15 +197,48 @@ def test_the_size_of_a_batch_hardly_matters():
 def test_one_image_moves_the_statistics_by_no_more_than_its_share():
     net = network("batch").float()
     stats = offsupport.source_stats(net, [images(200, seed=1).float()], method="minimal")
-    adapted = offsupport.adapt(net, "minimal", source=stats)
-    adapted(images(64, seed=4).float())
-    before = adapted.memory["shift"].clone()
     mad = torch.ones(1, 3, 8, 8)
     mad[:, :, ::2] = 0.0
-    adapted(mad)
-    gain = CONFIG.haste / (CONFIG.prior + 64 + CONFIG.haste)
-    bound = gain * CONFIG.clip * adapted.reference.spread
-    assert ((adapted.memory["shift"] - before).abs() <= bound * 1.001).all()
+    shifts = []
+    for first in (mad, images(1, seed=5).float()):
+        adapted = offsupport.adapt(net, "minimal", source=stats)
+        adapted(images(64, seed=4).float())
+        for x in torch.cat([first, images(15, seed=6).float()]).split(1):
+            adapted(x)
+        assert adapted.memory["evidence"][0] == 80
+        shifts.append(adapted.memory["shift"])
+    gain = 16 * CONFIG.haste / (CONFIG.prior + 64 + 16 * CONFIG.haste)
+    apart = (shifts[0] - shifts[1]).abs()
+    assert (apart <= 2 * gain / 16 * CONFIG.clip * adapted.reference.spread * 1.001).all()
+    assert apart.max() > 0
+
+
+@torch.no_grad()
+def test_single_images_are_counted_as_batches_are():
+    net = network("batch")
+    stats = offsupport.source_stats(net, [images(100, seed=1)], method="minimal")
+    one, many = (offsupport.adapt(net, "minimal", source=stats) for _ in range(2))
+    for each in (one, many):
+        each(images(64, seed=2, scale=0.4, offset=0.5))
+    stream = images(48, seed=3, scale=0.4, offset=0.5)
+    singly = torch.cat([one(x) for x in stream.split(1)])
+    assert_close(singly, torch.cat([many(x) for x in stream.split(16)]), "one by one")
+
+
+@torch.no_grad()
+def test_images_not_yet_counted_are_saved(tmp_path):
+    net = network("batch")
+    adapted = offsupport.adapt(net, "minimal")
+    adapted(images(64, seed=1))
+    for x in images(5, seed=2).split(1):
+        adapted(x)
+    assert adapted.memory["gathered"][0] == 5
+    adapted.save(tmp_path / "a.safetensors")
+    again = offsupport.load_adapted(net, tmp_path / "a.safetensors")
+    for x in images(20, seed=3).split(1):
+        assert torch.equal(adapted(x), again(x))
+    adapted.reset()
+    assert not adapted.memory["gathered"].numel()
 
 
 @torch.no_grad()

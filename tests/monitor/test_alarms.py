@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offsupport.monitor import Alarms, CollapseMonitor, gathering, order_score, repeats
-from offsupport.monitor.alarms import labels_of, looks_of, on, quarrel
+from offsupport.monitor.alarms import labels_of, looks_of, on, quarrel, standardised
 from offsupport.testing import NETWORKS, Case, toy_images
 from offsupport.testing.case import run, same_bits
 
@@ -61,13 +61,13 @@ def test_looks_of_random_orders_have_deviation_one_and_gatherings_stand_out():
     scenes = torch.rand(5, 3, 8, 8, generator=generator)
     place = torch.arange(250) // 50
     x = scenes[place] + 0.5 * torch.rand(250, 3, 8, 8, generator=generator)
-    found = [gathering(looks_of(x[torch.randperm(250, generator=generator)])) for _ in range(200)]
+    found = [gathering(standardised(looks_of(x[torch.randperm(250, generator=generator)]))) for _ in range(200)]
     assert abs(np.mean(found)) < 0.3
     assert 0.7 < np.std(found) < 1.3
-    assert gathering(looks_of(x)) > 10
+    assert gathering(standardised(looks_of(x))) > 10
     noise = torch.rand(250, 3, 8, 8, generator=generator)
     noise[125:] = 0.3 * noise[125:] + 0.6
-    assert gathering(looks_of(noise)) < 3, "another light is no order"
+    assert gathering(standardised(looks_of(noise))) < 3, "another light is no order"
 
 
 def test_sums_of_neighbours_are_those_of_plain_loops():
@@ -82,7 +82,7 @@ def test_sums_of_neighbours_are_those_of_plain_loops():
 def test_there_are_no_looks_of_what_is_no_image_or_blank():
     assert looks_of(torch.rand(3, 7)).shape == (3, 0)
     assert gathering(torch.empty(100, 0)) == 0.0
-    assert gathering(looks_of(torch.zeros(100, 3, 8, 8))) == 0.0
+    assert gathering(standardised(looks_of(torch.zeros(100, 3, 8, 8)))) == 0.0
 
 
 def test_a_class_that_takes_over_is_no_order():

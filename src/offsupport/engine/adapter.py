@@ -22,6 +22,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, final
@@ -36,6 +37,7 @@ from offsupport.engine.guard import (
     FirstNorm,
     Implausible,
     absurd,
+    all_in_range,
     blank,
     chosen,
     finite_rows,
@@ -52,16 +54,16 @@ from offsupport.engine.statistics_policy import (
     FixedShare,
     MomentumStatistics,
     RunningStatistics,
-    Seen,
     StatisticsPolicy,
 )
 from offsupport.functional import as_rows
 from offsupport.monitor import Alarms, Calibration, Estimate, LastAnswers
 from offsupport.monitor.alarms import on, tell
 from offsupport.monitor.shift import seen_by_layers
-from offsupport.nn.inspect import capture_input, device_and_dtype, find_head, input_rank, single
+from offsupport.nn.inspect import capture_input, find_head, input_rank, single, typical_parameter
 from offsupport.nn.norm import (
     NormStatistics,
+    Seen,
     Statistics,
     adopt_batch_norm,
     affine_parameters,
@@ -224,7 +226,7 @@ class Adapter(Lifecycle, abc.ABC):
             # Augmented copies come first. From now on a look goes before the step, out of the way of its hooks.
             self._looks_before = True
             raise Implausible
-        logits, odd = self.first_norm.judged(lambda: self._run(x, tensors))
+        logits, odd = self.first_norm.judged(lambda: self._run(x, tensors), self.norm_statistics.seen)
         if odd:
             raise Implausible
         return logits
@@ -326,13 +328,14 @@ class Adapter(Lifecycle, abc.ABC):
             return self._forward(x)
 
     def _forward(self, x: Tensor) -> Tensor:
+        intake = self._intake
         # Before the check, which may run the model: in training mode Dropout would draw from the global generator.
-        if any(module.training for module in self.model.modules()):
+        if any([layer.training for layer in intake.layers]):  # noqa: C419 (twice as fast as a generator)
             self.model.eval()
-        check_input(x, self.model)
+        check_input(x, self.model, intake)
         if self.augments:
             require_images(x, self.info.name)
-        modes = (torch.inference_mode(False), torch.enable_grad(), self.autocast.suspended(self.device.type))
+        modes = (torch.inference_mode(False), torch.enable_grad(), self.autocast.suspended(x.device.type))
         with modes[0], modes[1], modes[2], self.norm_statistics.using(self.statistics_policy.kind):
             if tuple(x.shape[1:]) not in self._taken:
                 with self.autocast.again():
@@ -347,8 +350,12 @@ class Adapter(Lifecycle, abc.ABC):
             # One sample of zeros tells the shape of the logits.
             return self._source_logits(x.new_zeros(1, *x.shape[1:]))[:0]
         passes = dict(self.passes)
+        looks_later = not self._looks_before and all_in_range(x, self.options.input_range)
+        if looks_later:
+            with contextlib.suppress(Implausible):
+                return self._serve(x, looked=False)
         finite, good = sort_samples(x, self.options.input_range)
-        good, served = self._serve_good(x, good)
+        good, served = self._serve_good(x, good, tried=looks_later)
         if served is not None and len(served) == len(x):
             return served
         if served is None and bool(finite.any()) and (len(x) > 1 or not passes["forward"]):
@@ -367,9 +374,9 @@ class Adapter(Lifecycle, abc.ABC):
             logits[good] = served
         return logits
 
-    def _serve_good(self, x: Tensor, good: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _serve_good(self, x: Tensor, good: Tensor, tried: bool) -> tuple[Tensor, Tensor | None]:
         """Serve the good samples; return which they are after a look at their moments, and their logits."""
-        if not self._looks_before and bool(good.any()):
+        if not tried and not self._looks_before and bool(good.any()):
             with contextlib.suppress(Implausible):
                 return good, self._serve(chosen(x, good), looked=False)
         if bool(good.any()):
@@ -495,6 +502,8 @@ class Adapter(Lifecycle, abc.ABC):
 
     def _finite_logits(self, logits: Tensor, x: Tensor) -> Tensor:
         """Never return a non-finite logit: such samples get the source prediction, or the uniform one."""
+        if math.isfinite(float(logits.sum())):  # a sum is finite only where all its terms are
+            return logits
         broken = ~finite_rows(logits)
         if not broken.any():
             return logits
@@ -512,8 +521,7 @@ class Adapter(Lifecycle, abc.ABC):
         if self.options.collapse == "off" or self.config.independent:
             return
         before = on(self.memory["fired"])
-        quarrel = self.options.monitor and self.answers.quarrel(self.memory)
-        watched, alarms = self.alarms.observe(self.memory, logits, x, quarrel)
+        watched, alarms = self.alarms.observe(self.memory, logits, x, self._quarrels)
         self.memory.update(watched)
         resets = self.options.collapse == "reset"
         for alarm in alarms:
@@ -530,6 +538,9 @@ class Adapter(Lifecycle, abc.ABC):
     def watched(self) -> bool:
         """Whether the monitor looks at this batch."""
         return self.options.monitor and (self.watches == 1 or not int(self.memory["unwatched"]))
+
+    def _quarrels(self) -> bool:
+        return self.options.monitor and self.answers.quarrel(self.memory)
 
     @torch.no_grad()
     def source_view(self, x: Tensor) -> tuple[Tensor, Tensor, list[int]]:
@@ -561,6 +572,10 @@ class Adapter(Lifecycle, abc.ABC):
     def classifier(self) -> nn.Module:
         """The classifier layer; its inputs are the features."""
         return self.head()[1]
+
+    @functools.cached_property
+    def _intake(self) -> Intake:
+        return Intake.of(self.model)
 
     @property
     def policy(self) -> NormStatistics:
@@ -723,19 +738,37 @@ def check_model(model: nn.Module, info: MethodInfo) -> None:
         )
 
 
-def check_input(x: Tensor, model: nn.Module) -> Tensor:
+@dataclasses.dataclass(frozen=True)
+class Intake:
+    """What a batch is held against, found once: to walk through a model costs as much as a small layer."""
+
+    layers: list[nn.Module]
+    """All of them."""
+    parameter: Tensor
+    """One that is where the model is, of the type it computes in; it stays the same when the model is moved."""
+    rank: int | None
+    """The rank of the batches it takes; None where that is open."""
+
+    @staticmethod
+    def of(model: nn.Module) -> Intake:
+        """Return that of a model."""
+        return Intake(list(model.modules()), typical_parameter(model), input_rank(model))
+
+
+def check_input(x: Tensor, model: nn.Module, intake: Intake | None = None) -> Tensor:
     """Return ``x`` when it is a batch that the model can take; refuse it otherwise."""
     if not isinstance(x, Tensor):
         raise InputError(f"A batch is a torch.Tensor, not {type(x).__name__}.", "Convert it: torch.as_tensor(x).")
     if x.layout != torch.strided:
         raise InputError(f"The batch has the layout {x.layout}.", "Convert it: x.to_dense().")
-    device, dtype = device_and_dtype(model)
+    intake = intake or Intake.of(model)
+    device, dtype = intake.parameter.device, intake.parameter.dtype
     if x.dtype != dtype:
         how = "x.float() / 255" if x.dtype == torch.uint8 else f"x.to({dtype})"
         raise InputError(f"The model computes in {dtype} and the batch is {x.dtype}.", f"Convert it: {how}.")
     if x.device != device:
         raise InputError(f"The model is on {device} and the batch on {x.device}.", f'Move it: x.to("{device}").')
-    rank = input_rank(model)
+    rank = intake.rank
     if x.dim() < 2 or (rank not in (None, x.dim()) and not _takes(model, x)):
         wanted = f"{rank} dimensions" if rank else "at least 2 dimensions"
         raise InputError(

@@ -7,7 +7,8 @@ and ``C + R``. How far depends on what else would explain ``R``: chance, because
 among them, because in a sorted stream they are not those of the source.
 
 One forward pass, no gradient. A group of images is predicted by what was known before it and then counted, so that the
-size of a batch hardly matters, and no image has a say in its own prediction.
+size of a batch hardly matters, and no image has a say in its own prediction. Single images are gathered to such groups,
+smaller ones at the start: the statistics move once per group.
 """
 
 from __future__ import annotations
@@ -135,6 +136,8 @@ class MinimalStatistics(CountedStatistics):
         """Learn from ``model`` what it came with, and what clean images look like to it."""
         super().start(model)
         self.reference = Reference.of(self.known, self.found)
+        self._most = self._caution * self.config.clip * self.reference.spread[:, None]
+        self._least = -self._most
 
     def initial_memory(self) -> dict[str, Tensor]:
         """Remember the shift of the moments, the classes seen, and how many images that rests on."""
@@ -143,6 +146,9 @@ class MinimalStatistics(CountedStatistics):
             "classes": torch.empty(0, device=self.known.device),
             # Images seen, and the sum of their squared weights: the variance of a weighted mean.
             "evidence": torch.zeros(2, dtype=torch.float64),
+            # What is not yet counted, as sums: images, their predictions (K), how far their moments lie from what is
+            # known (2 channels).
+            "gathered": torch.empty(0, device=self.known.device),
         }
 
     def images(self) -> float:
@@ -152,6 +158,10 @@ class MinimalStatistics(CountedStatistics):
     def state(self) -> Tensor:
         """Return the shift of the moments."""
         return self.memory["shift"]
+
+    def moments(self) -> Tensor:
+        """Return those of clean images, shifted."""
+        return self.reference.clean + self.memory["shift"]
 
     def unseen(self) -> Tensor:
         """Return the moments of clean images."""
@@ -164,7 +174,7 @@ class MinimalStatistics(CountedStatistics):
         """Return the moments of clean images, (N, 2, channels), and their logits, (N, K)."""
         with self.norm_statistics.using("source"), self.norm_statistics.recording() as seen:
             rows = as_rows(predict(x))
-        moments = self.norm_statistics.moments(seen, as_moments(self.known)).transpose(0, 1)
+        moments = seen.moments(as_moments(self.known)).transpose(0, 1)
         return moments, rows.view(len(x), -1, rows.shape[1]).mean(1)
 
     def describe(self, gathered: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
@@ -199,24 +209,37 @@ class MinimalStatistics(CountedStatistics):
     # The mathematics -------------------------------------------------------------------------------------------------
 
     def _count(self, moments: Tensor, shares: Tensor) -> None:
-        """Add the moments (2, N, channels) of a group and its mean prediction (K,) to what is known."""
-        images = moments.shape[1]
+        """Add the moments (2, N, channels) of N images and their mean prediction (K,) to the group that is under way.
+
+        It is counted once it is large enough, or a quarter of all that was seen.
+        """
+        images, past, now = moments.shape[1], self.memory["gathered"], self.now
+        # Around what is known, not around the source: a real shift is reached in steps, one mad image is a step.
+        away = (moments - now.moments).clamp(self._least, self._most).sum(1)
+        group = torch.cat([away.new_full((1,), images), shares.to(away) * images, away.view(-1)])
+        group = past + group if past.numel() else group
+        images = int(group[0])
+        if images < min(self.group, 1 + now.images // 4):
+            self.memory["gathered"] = group
+        else:
+            _, shares, away = (group / images).split([1, len(shares), away.numel()])
+            self._count_group(images, shares, away.view(2, -1))
+
+    def _count_group(self, images: int, shares: Tensor, away: Tensor) -> None:
+        """Count a group of images: their mean prediction (K,), and how far their moments lie from what is known."""
         seen, squares = self.memory["evidence"].tolist()
         fresh = self.config.haste * images
         gain = max(fresh / (self.config.prior + seen + fresh), 1 - (1 - 2 / self.config.memory) ** images)
-        shift, reference = self.memory["shift"], self.reference
-        # Around what is known, not around the source: a real shift is reached in steps, one mad image is a step.
-        bound = self._caution * self.config.clip * reference.spread[:, None]
-        away = (moments - (reference.clean + shift)[:, None]).clamp(-bound, bound).mean(1)
-        law = torch.full_like(shares, 1 / len(shares)) if reference.law is None else reference.law
+        law = torch.full_like(shares, 1 / len(shares)) if self.reference.law is None else self.reference.law
         classes = self.memory["classes"] if self.memory["classes"].numel() else law
         self.memory.update(
             {
-                "shift": shift + gain * away,
+                "shift": self.memory["shift"] + gain * away,
                 "classes": classes.lerp(shares.to(classes), gain),
                 "evidence": torch.tensor(
                     [seen + images, (1 - gain) ** 2 * squares + gain**2 / images], dtype=torch.float64
                 ),
+                "gathered": torch.empty(0, device=away.device),
             }
         )
 

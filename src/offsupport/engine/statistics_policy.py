@@ -8,6 +8,8 @@ so that an image has no say in its own prediction, and what stands beside it in 
 from __future__ import annotations
 
 import abc
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -18,12 +20,10 @@ from offsupport.core.errors import ModelError
 from offsupport.engine.guard import finite_rows
 from offsupport.engine.state import Memory
 from offsupport.functional import as_rows
-from offsupport.nn.norm import AdaptiveStatistics, NormStatistics, Statistics
+from offsupport.nn.norm import AdaptiveStatistics, NormStatistics, Seen, Statistics
 
 Predict = Callable[[Tensor], Tensor]
 """Logits of images by the statistics in force; keeps no graph."""
-Seen = dict[int, list[Tensor]]
-"""Moments of images as :meth:`NormStatistics.recording` collects them."""
 
 
 class StatisticsPolicy:
@@ -102,6 +102,20 @@ class FollowedStatistics(StatisticsPolicy):
         self.layer = torch.cat(owners).to(known.device)
 
 
+@dataclasses.dataclass(frozen=True)
+class Current:
+    """What follows from what is known; it holds until more images are counted."""
+
+    state: Tensor
+    """What it follows from."""
+    running: Tensor
+    """Means and variances to normalise by, (2, channels)."""
+    moments: Tensor
+    """Moments of the stream as far as they are known, (2, 1, channels)."""
+    images: float
+    """Images counted."""
+
+
 class CountedStatistics(FollowedStatistics):
     """Statistics by the moments of the images counted so far."""
 
@@ -113,7 +127,7 @@ class CountedStatistics(FollowedStatistics):
     def start(self, model: nn.Module) -> None:
         """Learn from ``model`` what it came with."""
         super().start(model)
-        self._current: tuple[Tensor, Tensor] | None = None
+        self._current: Current | None = None
 
     @abc.abstractmethod
     def images(self) -> float:
@@ -121,7 +135,7 @@ class CountedStatistics(FollowedStatistics):
 
     @abc.abstractmethod
     def state(self) -> Tensor:
-        """Return the tensor of the memory that changes with every image counted."""
+        """Return the tensor of the memory that is replaced whenever images are counted."""
 
     @abc.abstractmethod
     def _moved(self) -> Tensor:
@@ -132,19 +146,29 @@ class CountedStatistics(FollowedStatistics):
         """Add the moments (2, N, channels) of a group and its mean prediction (K,) to what is known."""
 
     @abc.abstractmethod
+    def moments(self) -> Tensor:
+        """Return the moments of the stream as far as they are known, (2, channels)."""
+
+    @abc.abstractmethod
     def unseen(self) -> Tensor:
         """Return the moments that stand in for layers that did not run, (2, channels)."""
 
+    @property
+    def now(self) -> Current:
+        """What follows from what is known."""
+        # Memory is replaced, never changed in place: the same tensor stands for the same statistics.
+        state = self.state()
+        if self._current is None or self._current.state is not state:
+            self._current = Current(state, self._moved(), self.moments()[:, None], self.images())
+        return self._current
+
     def use(self, images: int) -> None:
         """Let the layers normalise by what follows from what is known."""
-        # Memory is replaced, never changed in place: the same tensor stands for the same statistics.
-        if self._current is None or self._current[0] is not self.state():
-            self._current = self.state(), self._moved()
-        self.norm_statistics.running = self._current[1]
+        self.norm_statistics.running = self.now.running
 
     def prepare(self, x: Tensor, predict: Predict) -> bool:
         """Count a batch before a step on it where too little is known to predict it by."""
-        early = self.images() < self.young and len(self._groups(x)) > 1
+        early = self.now.images < self.young and len(self._groups(x)) > 1
         if early:
             for group in self._groups(x):
                 self._predict_and_count(group, predict)
@@ -155,11 +179,13 @@ class CountedStatistics(FollowedStatistics):
         groups = self._groups(x)
         logits, early = [], 0
         for group in groups:
-            if self.images() < self.young:
+            if self.now.images < self.young:
                 early += len(group)
             logits.append(self._predict_and_count(group, predict))
+        if len(groups) == 1:
+            return logits[0]
         found = torch.cat(logits)
-        if early and len(groups) > 1:
+        if early:
             found[:early] = predict(x[:early])
         return found
 
@@ -167,7 +193,6 @@ class CountedStatistics(FollowedStatistics):
         # The batch itself where it is one group: the base looks at its moments in the same pass.
         return torch.split(x, self.group) if self.splits and len(x) > self.group else (x,)
 
-    @torch.no_grad()
     def _predict_and_count(self, x: Tensor, predict: Predict) -> Tensor:
         with self.norm_statistics.recording() as seen:
             logits = predict(x)
@@ -178,9 +203,9 @@ class CountedStatistics(FollowedStatistics):
         """Count images that a pass recorded, but for those that overflowed in it."""
         if not seen:
             return
-        moments = self.norm_statistics.moments(seen, self.unseen())
-        finite = finite_rows(logits) & moments.isfinite().all(2).all(0)
-        if not finite.all():
+        moments = seen.moments(self.unseen())
+        if not math.isfinite(float(moments.sum() + logits.sum())):  # a sum is finite only where all its terms are
+            finite = finite_rows(logits) & moments.isfinite().all(2).all(0)
             moments, logits = moments[:, finite], logits[finite]
         if len(logits):
             self._count(moments, as_rows(logits).softmax(1).mean(0))
@@ -211,13 +236,17 @@ class RunningStatistics(CountedStatistics):
         """Return the mean of the moments."""
         return self.memory["moments"]
 
+    def moments(self) -> Tensor:
+        """Return their mean."""
+        return self.memory["moments"]
+
     def unseen(self) -> Tensor:
         """Return the mean of the moments: such a layer stays where it is."""
         return self.memory["moments"]
 
     def _count(self, moments: Tensor, shares: Tensor) -> None:
-        images, seen = moments.shape[1], self.images()
-        away = (moments - self.memory["moments"][:, None]).sum(1) / (self.prior + seen + images)
+        images, now = moments.shape[1], self.now
+        away = (moments - now.moments).sum(1) / (self.prior + now.images + images)
         after = {"moments": self.memory["moments"] + away, "images": self.memory["images"] + images}
         self.memory.update(after)
 

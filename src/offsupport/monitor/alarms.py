@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 import torch
@@ -42,7 +42,9 @@ USUAL = 2048
 GROWTH = 0.15
 """A class's share is expected to stay within this of its usual one."""
 EVERY = 64
-"""Streams of single images are looked at once per this many."""
+"""The order is looked at once per this many images."""
+TOGETHER = 16
+"""Answers of smaller batches wait for each other: to look at each image costs as much as a small network."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,16 +136,18 @@ def order_score(labels: Tensor) -> float:
 
 
 def looks_of(x: Tensor) -> Tensor:
-    """Return what images roughly look like, (N, D): four by four colours, each image standardised by itself.
-
-    So a change of light, contrast or noise does not count as a change of what is seen. Of anything but images (N, C, H,
-    W), nothing: (N, 0).
-    """
+    """Return what images roughly look like, (N, D): four by four colours. Of anything else, nothing: (N, 0)."""
     if x.dim() != 4:
         return x.new_zeros(len(x), 0, dtype=torch.float32)
-    rough = torch.nn.functional.adaptive_avg_pool2d(x.float(), GRID).flatten(1)
-    rough = rough - rough.mean(1, keepdim=True)
-    return rough / (rough.square().mean(1, keepdim=True).sqrt() + 1e-3)
+    return torch.nn.functional.adaptive_avg_pool2d(x.float(), GRID).flatten(1)
+
+
+def standardised(looks: Tensor) -> Tensor:
+    """Return looks, each standardised by itself: a change of light, contrast or noise is none of what is seen."""
+    if not looks.shape[1]:
+        return looks
+    centred = looks - looks.mean(1, keepdim=True)
+    return centred / (centred.square().mean(1, keepdim=True).sqrt() + 1e-3)
 
 
 def gathering(looks: Tensor, lags: int = LAGS) -> float:
@@ -186,24 +190,34 @@ class Alarms:
             "looks": torch.empty(0),
             "usual": torch.empty(0),
             "looked": torch.zeros((), dtype=torch.long),
+            "waiting": torch.empty(0),
         }
 
     def observe(
-        self, state: Mapping[str, Tensor], logits: Tensor, x: Tensor, disagreement: bool = False
+        self,
+        state: Mapping[str, Tensor],
+        logits: Tensor,
+        x: Tensor,
+        disagreement: Callable[[], bool] = lambda: False,
     ) -> tuple[dict[str, Tensor], list[Alarm]]:
-        """Take one more batch.
+        """Take one more batch; it is looked at once there are :data:`TOGETHER` images.
 
         Args:
             state: What :meth:`initial` or an earlier call returned.
             logits: The answers, (N, K) or (N, K, ...).
             x: The images.
-            disagreement: Whether the adapted model and the source model quarrel (:func:`quarrel`).
+            disagreement: Tells whether the adapted model and the source model quarrel (:func:`quarrel`).
 
         Returns:
             What to remember, and the alarms that are on.
         """
-        new, past = looks_of(x), state["looks"].to(logits.device)
-        looks = (torch.cat([past, new]) if past.shape[1:] == new.shape[1:] else new)[-RECENT:]
+        looks = _joined(state["looks"], looks_of(x))[-RECENT:]
+        if logits.dim() == 2:
+            logits = _joined(state["waiting"], logits)
+            if len(logits) < TOGETHER:
+                before = on(state["fired"])
+                kept = {name: state[name] for name in self.initial()}
+                return kept | {"looks": looks, "waiting": logits}, [alarm for alarm in ALARMS if alarm in before]
         labels = labels_of(logits)
         recent = torch.cat([state["recent"].to(logits.device), labels])[-RECENT:]
         seen = self.collapse.observe(state["collapse"], logits)
@@ -215,18 +229,23 @@ class Alarms:
         now = before & {"order"}
         if int(looked) // EVERY > int(state["looked"]) // EVERY and len(recent) >= FEWEST:
             # Once on, it stays on until the order is plainly random again: one alarm per episode.
-            score = max(order_score(recent), gathering(looks))
+            score = max(order_score(recent), gathering(standardised(looks)))
             now = {"order"} if score > (UNLIKELY / 2 if now else UNLIKELY) else set()
         if self.collapse.collapsed(seen) or self._grows(seen, usual, now, before):
             now |= {"collapse"}
-        now |= {"disagreement"} if disagreement else set()
+        now |= {"disagreement"} if disagreement() else set()
         fired = torch.tensor(float(sum(1 << ALARMS.index(alarm) for alarm in now)))
-        kept = {"recent": recent, "looks": looks, "usual": usual, "looked": looked}
+        kept = {"recent": recent, "looks": looks, "usual": usual, "looked": looked, "waiting": torch.empty(0)}
         return {"collapse": seen, "fired": fired} | kept, [alarm for alarm in ALARMS if alarm in now]
 
     def _grows(self, seen: Tensor, usual: Tensor, now: set[Alarm], before: set[Alarm]) -> bool:
         """Tell whether a class takes over; in a sorted stream classes do so in turn, and the order is told."""
         return "order" not in now and self.collapse.growth(seen, usual) > (0.5 if "collapse" in before else 1.0)
+
+
+def _joined(past: Tensor, new: Tensor) -> Tensor:
+    """Return rows behind past ones, or alone where those are of another width."""
+    return torch.cat([past.to(new), new]) if past.shape[1:] == new.shape[1:] else new
 
 
 def on(fired: Tensor) -> set[Alarm]:

@@ -43,16 +43,21 @@ def input_rank(model: nn.Module) -> int | None:
     return None
 
 
-def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return where the model's parameters are and of which floating type; a model without any counts as CPU float32."""
+def typical_parameter(model: nn.Module) -> Tensor:
+    """Return a parameter that is where the model computes and of the type it computes in; without any, CPU float32."""
     floating = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     if not floating:
-        return torch.device("cpu"), torch.get_default_dtype()
-    found = floating[0]
+        return torch.empty(0)
     if any(parameter.dtype in HALF for parameter in floating):
         # Norm layers may be in single precision within a model of half.
         norms = {id(parameter) for parameter in affine_parameters(model).values()}
-        found = next((parameter for parameter in floating if id(parameter) not in norms), found)
+        return next((parameter for parameter in floating if id(parameter) not in norms), floating[0])
+    return floating[0]
+
+
+def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Return where the model's parameters are and of which floating type; a model without any counts as CPU float32."""
+    found = typical_parameter(model)
     return found.device, found.dtype
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -22,6 +24,51 @@ Statistics = Literal["source", "batch", "blend", "ema", "running"]
 
 NORM_TYPES = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 """The layers whose scale and shift methods adapt."""
+
+
+class Seen:
+    """What followed layers were given in one pass over N images, as sums over the positions of an image."""
+
+    def __init__(self) -> None:
+        self.sums: dict[int, list[tuple[Tensor, Tensor, int]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.sums)
+
+    def add(self, start: int, x: Tensor) -> None:
+        """Add what the layer was given whose channels start there."""
+        self.sums.setdefault(start, []).append(image_sums(x))
+
+    def moments(self, unseen: Tensor) -> Tensor:
+        """Return the mean and the mean square of each image over its positions, all layers side by side, (2, N, C).
+
+        ``unseen`` (2, C) stands in for layers that did not run. A layer that ran twice has one mean of both.
+        """
+        rows = [self.sums[start] for start in sorted(self.sums)]
+        images = len(rows[0][0][0])
+        whole = sum(each[0][0].shape[1] for each in rows) == unseen.shape[1]
+        if not whole or any(len(each) > 1 for each in rows):
+            return self._one_by_one(images, unseen)
+        # One tensor for all layers: at this size an operation costs the same for one layer as for all.
+        sums = [each[0] for each in rows]
+        found = torch.cat([first for first, _, _ in sums] + [second for _, second, _ in sums], 1)
+        found = found.view(images, 2, -1).transpose(0, 1)
+        layers = tuple((first.shape[1], positions) for first, _, positions in sums)
+        return found.mul_(_inverse(layers, unseen.device, found.dtype))
+
+    def _one_by_one(self, images: int, unseen: Tensor) -> Tensor:
+        found = unseen[:, None].repeat(1, images, 1)
+        for start, each in self.sums.items():
+            moments = torch.stack([torch.stack(sums) / positions for *sums, positions in each])
+            found[..., start : start + moments.shape[3]] = moments.mean(0)
+        return found
+
+
+@functools.lru_cache(maxsize=64)
+def _inverse(layers: tuple[tuple[int, int], ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return what a position counts in each channel, from the width and the positions of each layer."""
+    widths, positions = zip(*layers, strict=True)
+    return (1 / torch.tensor(positions, dtype=dtype)).repeat_interleave(torch.tensor(widths)).to(device)
 
 
 @dataclasses.dataclass
@@ -40,8 +87,12 @@ class NormStatistics:
     layers: int = 0
     running: Tensor | None = None
     """Means and variances of all layers side by side, (2, channels); None where nothing is followed."""
-    seen: dict[int, list[Tensor]] | None = None
-    """Moments of the images of the pass under way, by where a layer's channels start; None where nobody asks."""
+    widths: list[int] = dataclasses.field(default_factory=list)
+    """How many channels each followed layer has, in the order they stand in."""
+    seen: Seen | None = None
+    """What the layers were given in the pass under way; None where nobody asks."""
+    _parts: tuple[Tensor, dict[int, tuple[Tensor, Tensor]]] | None = None
+    """The followed tensor cut into layers, by where they start: cutting takes longer than a small layer."""
 
     @contextlib.contextmanager
     def using(self, statistics: Statistics, prior: float | None = None) -> Iterator[None]:
@@ -64,31 +115,27 @@ class NormStatistics:
             if layer.running_mean is not None:
                 layer.place = slice(width, width := width + len(layer.running_mean))
                 found.append(torch.stack([layer.running_mean, layer.running_var]))
+        self.widths = [each.shape[1] for each in found]
         self.running = torch.cat(found, 1) if found else torch.empty(2, 0)
         return self.running
 
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[dict[int, list[Tensor]]]:
-        """Collect the first two moments of each image at each followed layer inside the block.
+    def part(self, start: int) -> tuple[Tensor, Tensor]:
+        """Return the mean and variance that are followed for the layer whose channels start there."""
+        assert self.running is not None  # noqa: S101 (there are no parts before `follow`)
+        if self._parts is None or self._parts[0] is not self.running:
+            cut = zip(self.running[0].split(self.widths), self.running[1].split(self.widths), strict=True)
+            starts = itertools.accumulate(self.widths, initial=0)
+            self._parts = self.running, dict(zip(starts, cut, strict=False))
+        return self._parts[1][start]
 
-        :meth:`moments` puts them in order.
-        """
-        self.seen = {}
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Seen]:
+        """Collect the first two moments of each image at each followed layer inside the block."""
+        self.seen = Seen()
         try:
             yield self.seen
         finally:
             self.seen = None
-
-    def moments(self, seen: dict[int, list[Tensor]], unseen: Tensor) -> Tensor:
-        """Return what was recorded of N images, all layers side by side, (2, N, channels).
-
-        ``unseen`` (2, channels) stands in for layers that did not run. A layer that ran twice has one mean of both.
-        """
-        images = next(iter(seen.values()))[0].shape[1]
-        found = unseen[:, None].repeat(1, images, 1)
-        for start, each in seen.items():
-            found[..., start : start + each[0].shape[2]] = torch.stack(each).mean(0)
-        return found
 
     @contextlib.contextmanager
     def counting_moves(self, model: nn.Module) -> Iterator[Tensor]:
@@ -128,25 +175,20 @@ class AdaptiveStatistics:
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` by the statistics in use."""
-        statistics = "batch" if self.running_mean is None else self.norm_statistics.kind
-        if self.norm_statistics.seen is not None and self.place is not None:
-            self.norm_statistics.seen.setdefault(self.place.start, []).append(image_moments(x.detach()))
+        shared = self.norm_statistics
+        statistics = "batch" if self.running_mean is None else shared.kind
+        if shared.seen is not None and self.place is not None:
+            shared.seen.add(self.place.start, x)
         if statistics == "source":
-            return self._with(x, training=False)
+            return self._normalised(x, self.running_mean, self.running_var)
         if statistics == "running":
+            return self._normalised(x, *self._known())
+        if statistics == "ema" and shared.running is not None and x.numel() > x.shape[1]:
             mean, var = self._known()
-            return self._normalised(x, mean, var)
-        if statistics == "ema" and self.norm_statistics.running is not None and x.numel() > x.shape[1]:
-            mean, var = self._known()
-            attributes = {
-                "track_running_stats": True,
-                "momentum": self.norm_statistics.momentum,
-                "num_batches_tracked": None,
-            }
+            attributes = {"track_running_stats": True, "momentum": shared.momentum, "num_batches_tracked": None}
             return self._with(x, training=True, running_mean=mean, running_var=var, **attributes)
         if statistics == "blend":
-            mean, var = self._blend(x)
-            return self._normalised(x, mean, var)
+            return self._normalised(x, *self._blend(x))
         if x.numel() > x.shape[1]:
             return self._with(x, training=True, track_running_stats=False)
         # One value per channel is its own mean: torch refuses it, the formula gives the shift, whatever the value is.
@@ -155,12 +197,13 @@ class AdaptiveStatistics:
         mean = nothing.flatten()
         return self._with(nothing, training=False, running_mean=mean, running_var=torch.ones_like(mean))
 
-    def _normalised(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    def _normalised(self, x: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
         """Normalise by a given mean and variance, as in evaluation."""
         layer: Any = self
         if type(layer).plain:  # what its forward comes to; replacing attributes takes longer than the rest of it
             layer._check_input_dim(x)
-            return functional.batch_norm(x, mean, var, layer.weight, layer.bias, eps=layer.eps)
+            own, cudnn = layer._parameters, torch.backends.cudnn.enabled
+            return torch.batch_norm(x, own["weight"], own["bias"], mean, var, False, 0.0, layer.eps, cudnn)
         return self._with(x, training=False, running_mean=mean, running_var=var)
 
     def _with(self, x: Tensor, **attributes: Any) -> Tensor:
@@ -182,8 +225,8 @@ class AdaptiveStatistics:
         if self.norm_statistics.running is None:
             assert self.running_mean is not None  # noqa: S101 (layers without statistics use those of the batch)
             return self.running_mean, self.running_var
-        mean, var = self.norm_statistics.running[:, self.place]
-        return mean, var
+        assert self.place is not None  # noqa: S101 (what is followed has a place)
+        return self.norm_statistics.part(self.place.start)
 
     @torch.no_grad()
     def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,15 +244,19 @@ class AdaptiveStatistics:
         return _rebuild, (plain,), self.__dict__
 
 
-def image_moments(x: Tensor) -> Tensor:
-    """Return the mean and the mean square of each image and channel over its positions, (2, N, C)."""
-    if x.dim() == 2:
-        return torch.stack([x, x.square()])
-    axes = tuple(range(2, x.dim()))
-    # A norm sums squares without a copy of x; var_mean takes three times as long with channels last.
-    return torch.stack(
-        [x.mean(axes), torch.linalg.vector_norm(x, 2, axes).square() * (x[0].numel() / x.shape[1]) ** -1]
-    )
+def image_sums(x: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return for each image and channel the sum over its positions and that of the squares, (N, C), and their count."""
+    if x.requires_grad:
+        x = x.detach()
+    if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
+        x = x.float()
+    shape = x.shape
+    if len(shape) == 2:
+        return x, x.square(), 1
+    axes = (2, 3) if len(shape) == 4 else tuple(range(2, len(shape)))
+    # A norm sums squares without a copy of x, but with channels last it takes ten times as long.
+    squares = torch.linalg.vector_norm(x, 2, axes).square_() if x.is_contiguous() else x.square().sum(axes)
+    return x.sum(axes), squares, math.prod(shape[2:])
 
 
 _ADAPTIVE: dict[type, Any] = {}
