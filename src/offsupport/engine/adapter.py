@@ -23,7 +23,7 @@ import dataclasses
 import functools
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -536,6 +536,12 @@ class Adapter(Lifecycle, abc.ABC):
             )
         with self.turn:
             return self.answers.estimate(self.memory)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Lifecycle:
+        with self.turn:
+            super()._apply(fn, recurse)
+            self.statistics_policy.start(self.model)  # from the model as it is now
+        return self
 
     # Set-up ----------------------------------------------------------------------------------------------------------
 
