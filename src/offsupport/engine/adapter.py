@@ -182,6 +182,11 @@ class Adapter(Lifecycle, abc.ABC):
             return StatisticsPolicy(word, self.norm_statistics)
         if word == "alpha":
             return FixedShare(self.norm_statistics, self.config.rate)
+        if not self.norm_statistics.layers:
+            raise ModelError(
+                f"This model has no batch-norm layer, so no statistics follow the stream, and statistics is {word!r}.",
+                "Leave statistics out: group and layer norm have none.",
+            )
         if word == "running":
             return RunningStatistics(self.model, self.norm_statistics, self.config.prior)
         if word == "minimal":
