@@ -24,7 +24,7 @@ import functools
 import hashlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -191,6 +191,11 @@ class Adapter(Lifecycle, abc.ABC):
             return StatisticsPolicy(word, self.norm_statistics)
         if word == "alpha":
             return FixedShare(self.norm_statistics, self.config.rate)
+        if not self.norm_statistics.layers:
+            raise ModelError(
+                f"This model has no batch-norm layer, so no statistics follow the stream, and statistics is {word!r}.",
+                "Leave statistics out: group and layer norm have none.",
+            )
         if word == "running":
             return RunningStatistics(self.model, self.norm_statistics, self.config.prior)
         if word == "minimal":
@@ -561,6 +566,12 @@ class Adapter(Lifecycle, abc.ABC):
             )
         with self.turn:
             return self.answers.estimate(self.memory)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Lifecycle:
+        with self.turn:
+            super()._apply(fn, recurse)
+            self.statistics_policy.start(self.model)  # from the model as it is now
+        return self
 
     # Set-up ----------------------------------------------------------------------------------------------------------
 

@@ -174,7 +174,7 @@ def identity(adapter: Lifecycle) -> dict[str, Any]:
         "input_range": None if adapter.options.input_range is None else list(adapter.options.input_range),
         "source_sha256": tensors_sha256(adapter.source.tensors) if adapter.source else None,
         "base_sha256": base_sha256(adapter),
-        **({"statistics_sha256": tensors_sha256(adapter.clean_moments)} if adapter.clean_moments else {}),
+        "statistics_sha256": tensors_sha256(adapter.clean_moments) if adapter.clean_moments else None,
         **({"monitor": True} if adapter.options.monitor else {}),
         **({} if adapter.options.trusted else {"trusted": False}),
     }

@@ -52,12 +52,17 @@ class Following(Adapter):
 
     @property
     def statistics(self) -> Statistics:  # type: ignore[override]
-        """What predictions are normalised by; a step looks under ``ema``."""
+        """What predictions are normalised by, unless other statistics are asked for."""
         return self.config.score_stats
+
+    @property
+    def looking(self) -> Statistics:
+        """What a step is normalised by: ``ema`` as published, unless other statistics are asked for."""
+        return "ema" if self.config.statistics in (None, "batch") else self.statistics_policy.kind
 
     @abc.abstractmethod
     def look(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Run the forward passes of a step, each under ``self.norm_statistics.using("ema")``.
+        """Run the forward passes of a step, each under ``self.norm_statistics.using(self.looking)``.
 
         Returns:
             The features of the batch (N, D), and what else the loss needs.

@@ -43,6 +43,9 @@ class StatisticsPolicy:
         self.kind = kind
         self.norm_statistics = norm_statistics
 
+    def start(self, model: nn.Module) -> None:
+        """Learn from ``model`` what it came with; again after it has moved to another device or type."""
+
     def initial_memory(self) -> dict[str, Tensor]:
         """Return what it remembers, at its start."""
         return {}
@@ -85,7 +88,7 @@ class FollowedStatistics(StatisticsPolicy):
         self.start(model)
 
     def start(self, model: nn.Module) -> None:
-        """Learn from ``model`` what it came with; again after it has moved to another device or type."""
+        """Learn from ``model`` what it came with."""
         known = self.norm_statistics.follow(model)
         if not known.numel():
             raise ModelError(

@@ -45,8 +45,8 @@ class MemoConfig(StepConfig):
 
     @property
     def independent(self) -> bool:
-        """Whether an image is predicted by that image alone: always, as everything goes back to the source after it."""
-        return True
+        """Whether an image is predicted by that image alone: yes, but for statistics that follow the stream."""
+        return self.statistics not in ("running", "ema", "dua", "minimal")
 
 
 @register_method(
@@ -105,7 +105,9 @@ class Memo(PixelAdapter):
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Tensor:
-        """Return the logits of ``x`` without a step, each image with statistics of its own."""
+        """Return the logits of ``x`` without a step; where an image has a say in statistics, they are its own."""
+        if self.norm_statistics.kind not in ("batch", "blend"):
+            return self.network(self.images(x))
         return torch.cat([self.network(image) for image in self.images(x)[:, None]])
 
     def _copies(self, x: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ class Memo(PixelAdapter):
 
     def _loss(self, copies: Tensor) -> Tensor:
         # Copies are one image: all of them together weigh as one beside the source.
-        with self.norm_statistics.using("blend", prior=self.config.prior * len(copies)):
+        with self.norm_statistics.using(self.statistics_policy.kind, prior=self.config.prior * len(copies)):
             return marginal_entropy(self.network(copies))
 
     def _return_to_source(self) -> None:

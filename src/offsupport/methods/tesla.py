@@ -251,7 +251,9 @@ class Tesla(PixelAdapter):
         teacher = self.teacher()
         views = [x, *weak_views(x, self.config.views, self.generator)]
         x_b = views[int(torch.randint(len(views), (), generator=self.generator))]
-        with self.norm_statistics.using("ema"):
+        # As published the teacher normalises by each batch and follows it; other statistics serve both networks.
+        kind = self.statistics_policy.kind
+        with self.norm_statistics.using("ema" if kind == "batch" else kind):
             seen = self._look(x_b, teacher)
             self._harden(x_b, teacher, seen.means)
             x_a = self._adversarial(x_b)

@@ -113,7 +113,7 @@ class Ttac(Following):
 
     def look(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the features and logits of the batch."""
-        with self.norm_statistics.using("ema"), capture_input(self.classifier) as features:
+        with self.norm_statistics.using(self.looking), capture_input(self.classifier) as features:
             logits = self.network(x)
         return as_rows(features[0]), as_rows(logits)
 

@@ -117,7 +117,7 @@ class Tttpp(Following):
         views = torch.cat(simclr_views(x, self.generator))
         projection = self.projection()
         # The views first: the statistics of batch norm follow both passes, and the last one weighs most.
-        with self.norm_statistics.using("ema"), capture_input(self.classifier) as features:
+        with self.norm_statistics.using(self.looking), capture_input(self.classifier) as features:
             self.network(views)
             self.network(x)
         return (features[1], *projection(features[0]).chunk(2))

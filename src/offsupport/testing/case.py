@@ -44,10 +44,12 @@ class Case:
         model = self.network() if model is None else model
         stats = None
         use = METHODS[self.method].info.source
-        if use == "required" or (use == "optional" and self.source):
+        moments = {**self.hyper, **options}.get("statistics") == "minimal"
+        if use == "required" or ((use == "optional" or moments) and self.source):
             images = [toy_images(16, seed, shifted=False)[0] for seed in range(3)]
-            about_model = {key: options[key] for key in ("logits", "head") if key in options}
-            stats = source_stats(model, images, self.method, **about_model)
+            about = {key: options[key] for key in ("logits", "head") if key in options}
+            about |= {"statistics": "minimal"} if moments else {}
+            stats = source_stats(model, images, self.method, **about)
         with quiet():
             return adapt(model, self.method, source=stats, **{**self.hyper, **options})
 

@@ -569,8 +569,8 @@ def check_hyper_parameters(cases: Sequence[Case]) -> None:
     config = METHODS[cases[0].method].config_class
     names = [field.name for field in dataclasses.fields(config)]
     if not any(case.wrap().norm_statistics.layers for case in cases):
-        # It weighs batch-norm statistics, and is idle where there are none.
-        names = [name for name in names if name != "prior"]
+        # They are about batch-norm statistics, and idle where there are none.
+        names = [name for name in names if name not in ("prior", "statistics", "rate")]
     searches = [_Search(case) for case in cases]
     dead = [name for name in names if not any(search.finds_effect(name) for search in searches)]
     if dead:
