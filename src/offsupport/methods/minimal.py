@@ -271,7 +271,7 @@ class Minimal(Adapter):
         if images < min(self.config.group, 1 + now.seen // 4):
             self.memory["gathered"] = group
         else:
-            _, shares, away = (group / images).split([1, len(shares), away.numel()])
+            _, shares, away = torch.split(group / images, [1, len(shares), away.numel()])
             self._count(images, shares, away.view(2, -1))
 
     def _count(self, images: int, shares: Tensor, away: Tensor) -> None:
