@@ -141,7 +141,7 @@ def test_tent_on_minimal_statistics_is_a_plain_loop():
         with torch.no_grad():
             if early:  # too little is known to predict a large batch by: it is counted first, group by group
                 for group in x.split(CONFIG.group):
-                    plain.count(*moments_at(ours, group, plain.statistics()))
+                    plain.gather(*moments_at(ours, group, plain.statistics()))
             found, seen = moments_at(ours, x, plain.statistics())
         now = [[torch.tensor(v, dtype=torch.float64) for v in layer] for layer in plain.statistics()]
         logits = normalised(ours, x, lambda place, z, now=now: now[place])
@@ -149,7 +149,7 @@ def test_tent_on_minimal_statistics_is_a_plain_loop():
         assert_close(adapted(x), logits, f"batch {t}")
         step(optimizer, entropy(logits).mean())
         if not early:
-            plain.count(found, seen)
+            plain.gather(found, seen)
     assert_close(adapted.model.norm1.weight, ours.norm1.weight, "weights")
     assert_close(adapted.memory["evidence"], torch.tensor([plain.seen, plain.squares], dtype=torch.float64), "evidence")
 

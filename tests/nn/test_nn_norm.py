@@ -214,3 +214,25 @@ def test_without_anything_followed_ema_and_running_change_no_buffer():
     assert torch.equal(out["ema"], out["batch"])
     assert torch.equal(out["running"], out["source"])
     assert all(same_bits(value, buffers[name]) for name, value in bn.named_buffers())
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 4, 4), (5, 8, 4, 4), (3, 7), (2, 4, 5), (1, 4, 3, 2, 3)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_moments_of_each_image_are_recorded_whatever_the_layout(shape, layout):
+    classes = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+    net = nn.Sequential(*(classes[len(shape)](shape[1]).double().eval() for _ in range(3)))
+    shared = adopt_batch_norm(net)
+    known = shared.follow(net)
+    x = torch.randn(shape, dtype=torch.float64)
+    x = x.contiguous(memory_format=layout) if len(shape) == 4 else x
+    with shared.using("running"), shared.recording() as seen:
+        net[0](x)
+        net[1](2 * x + 1)
+        net[1](x)
+    values = x.flatten(2) if x.dim() > 2 else x[..., None]
+    first = torch.stack([values.mean(2), values.square().mean(2)])
+    other = torch.stack([(2 * values + 1).mean(2), (2 * values + 1).square().mean(2)])
+    found = torch.split(seen.moments(known), shape[1], 2)
+    expected = first, (first + other) / 2, known[:, None, 2 * shape[1] :].expand_as(first)
+    for each, wanted in zip(found, expected, strict=True):
+        assert torch.allclose(each, wanted, atol=1e-12)

@@ -172,8 +172,7 @@ class FirstNorm:
         """Return the same from what was recorded of a pass, for each time the layer ran; None where it was not."""
         if seen is None or not isinstance(self.layer, AdaptiveStatistics) or self.layer.place is None:
             return None
-        found = seen.sums.get(self.layer.place.start, [])
-        return [self._about_source(sums / count, squares.sum(1) / count) for sums, squares, count in found]
+        return [self._about_source(mean, square.sum(1)) for mean, square in seen.of(self.layer.place.start)]
 
     def _about_source(self, means: Tensor, square: Tensor) -> Tensor:
         """Return the spread by channel means (N, C) and by mean squares over the positions, all channels, (N,)."""

@@ -222,7 +222,7 @@ class MinimalStatistics(CountedStatistics):
         if images < min(self.group, 1 + now.images // 4):
             self.memory["gathered"] = group
         else:
-            _, shares, away = (group / images).split([1, len(shares), away.numel()])
+            _, shares, away = torch.split(group / images, [1, len(shares), away.numel()])
             self._count_group(images, shares, away.view(2, -1))
 
     def _count_group(self, images: int, shares: Tensor, away: Tensor) -> None:

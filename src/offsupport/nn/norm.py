@@ -27,41 +27,76 @@ NORM_TYPES = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 
 
 class Seen:
-    """What followed layers were given in one pass over N images, as sums over the positions of an image."""
+    """What followed layers were given in one pass over N images: first and second moments of each over its positions.
+
+    They are kept as each layer's kernel gives them, and put into shape for all layers at once: at this size an
+    operation costs the same for one layer as for all.
+    """
 
     def __init__(self) -> None:
-        self.sums: dict[int, list[tuple[Tensor, Tensor, int]]] = {}
+        self.layers: dict[int, list[Raw]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.sums)
+        return bool(self.layers)
 
     def add(self, start: int, x: Tensor) -> None:
         """Add what the layer was given whose channels start there."""
-        self.sums.setdefault(start, []).append(image_sums(x))
+        self.layers.setdefault(start, []).append(raw_moments(x))
+
+    def of(self, start: int) -> list[Tensor]:
+        """Return the mean and the mean square of each image, (2, N, C), for each time that layer ran."""
+        return [_shaped([raw]) for raw in self.layers.get(start, [])]
 
     def moments(self, unseen: Tensor) -> Tensor:
         """Return the mean and the mean square of each image over its positions, all layers side by side, (2, N, C).
 
         ``unseen`` (2, C) stands in for layers that did not run. A layer that ran twice has one mean of both.
         """
-        rows = [self.sums[start] for start in sorted(self.sums)]
-        images = len(rows[0][0][0])
-        whole = sum(each[0][0].shape[1] for each in rows) == unseen.shape[1]
-        if not whole or any(len(each) > 1 for each in rows):
-            return self._one_by_one(images, unseen)
-        # One tensor for all layers: at this size an operation costs the same for one layer as for all.
-        sums = [each[0] for each in rows]
-        found = torch.cat([first for first, _, _ in sums] + [second for _, second, _ in sums], 1)
-        found = found.view(images, 2, -1).transpose(0, 1)
-        layers = tuple((first.shape[1], positions) for first, _, positions in sums)
-        return found.mul_(_inverse(layers, unseen.device, found.dtype))
-
-    def _one_by_one(self, images: int, unseen: Tensor) -> Tensor:
+        rows = [self.layers[start] for start in sorted(self.layers)]
+        first = [each[0] for each in rows]
+        whole = sum(raw[0].shape[-1] for raw in first) == unseen.shape[1]
+        if whole and all(len(each) == 1 for each in rows) and len({raw[2] == 0 for raw in first}) == 1:
+            return _shaped(first)
+        images = 1 if first[0][0].dim() == 1 else len(first[0][0])
         found = unseen[:, None].repeat(1, images, 1)
-        for start, each in self.sums.items():
-            moments = torch.stack([torch.stack(sums) / positions for *sums, positions in each])
-            found[..., start : start + moments.shape[3]] = moments.mean(0)
+        for start in self.layers:
+            moments = torch.stack(self.of(start)).mean(0)
+            found[..., start : start + moments.shape[2]] = moments
         return found
+
+
+Raw = tuple[Tensor, Tensor, int]
+"""Sums over the positions and sums of squares, (N, C), and how many positions; or, of 0, mean and variance, (C,)."""
+
+
+def raw_moments(x: Tensor) -> Raw:
+    """Return what tells the moments of each image and channel of what a layer was given, in the quickest way."""
+    if x.requires_grad:
+        x = x.detach()
+    if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
+        x = x.float()
+    shape = x.shape
+    if len(shape) == 2:
+        return x, x.square(), 1
+    axes = (2, 3) if len(shape) == 4 else tuple(range(2, len(shape)))
+    if x.is_contiguous():
+        # A norm sums squares without a copy of x, but with channels last it takes ten times as long.
+        return x.sum(axes), torch.linalg.vector_norm(x, 2, axes).square_(), math.prod(shape[2:])
+    if shape[0] == 1 and x.device.type == "cpu":
+        # Batch norm's own: it is quick with channels last, and only there, and knows no images apart.
+        return *torch.batch_norm_update_stats(x, None, None, 0.0), 0
+    return x.sum(axes), x.square().sum(axes), math.prod(shape[2:])
+
+
+def _shaped(raw: list[Raw]) -> Tensor:
+    """Return the mean and the mean square of each image, (2, N, C), of layers side by side, all given in one way."""
+    first, second = [each[0] for each in raw], [each[1] for each in raw]
+    if raw[0][2] == 0:
+        found = torch.cat(first + second).view(2, 1, -1)
+        found[1].addcmul_(found[0], found[0])
+        return found
+    found = torch.cat(first + second, 1).view(len(first[0]), 2, -1).transpose(0, 1)
+    return found.mul_(_inverse(tuple((each.shape[1], count) for each, _, count in raw), found.device, found.dtype))
 
 
 @functools.lru_cache(maxsize=64)
@@ -123,7 +158,7 @@ class NormStatistics:
         """Return the mean and variance that are followed for the layer whose channels start there."""
         assert self.running is not None  # noqa: S101 (there are no parts before `follow`)
         if self._parts is None or self._parts[0] is not self.running:
-            cut = zip(self.running[0].split(self.widths), self.running[1].split(self.widths), strict=True)
+            cut = zip(*(torch.split(each, self.widths) for each in self.running), strict=True)
             starts = itertools.accumulate(self.widths, initial=0)
             self._parts = self.running, dict(zip(starts, cut, strict=False))
         return self._parts[1][start]
@@ -242,21 +277,6 @@ class AdaptiveStatistics:
         # No module holds the extended class, so copies and pickles name the plain one it was made of.
         plain = next(cls for cls in type(self).__mro__[1:] if cls is not AdaptiveStatistics)
         return _rebuild, (plain,), self.__dict__
-
-
-def image_sums(x: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Return for each image and channel the sum over its positions and that of the squares, (N, C), and their count."""
-    if x.requires_grad:
-        x = x.detach()
-    if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
-        x = x.float()
-    shape = x.shape
-    if len(shape) == 2:
-        return x, x.square(), 1
-    axes = (2, 3) if len(shape) == 4 else tuple(range(2, len(shape)))
-    # A norm sums squares without a copy of x, but with channels last it takes ten times as long.
-    squares = torch.linalg.vector_norm(x, 2, axes).square_() if x.is_contiguous() else x.square().sum(axes)
-    return x.sum(axes), squares, math.prod(shape[2:])
 
 
 _ADAPTIVE: dict[type, Any] = {}
