@@ -7,7 +7,7 @@ from typing import Any
 
 from offsupport.bench.cell import Cell
 from offsupport.data import STANDARD
-from offsupport.studies.adaptation import AdaptConfig
+from offsupport.studies.adaptation import AdaptConfig, calibrated
 from offsupport.studies.errors import Printed, below_claims, error_rows, row_name
 from offsupport.studies.grids import expand
 from offsupport.studies.published import SETTINGS, fixed_settings
