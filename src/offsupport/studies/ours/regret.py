@@ -137,7 +137,8 @@ def run_regret(config: RegretConfig, place: Place) -> Outcome:
         "estimate": walk.judged() if walk.watched else None,
         "warnings": list(dict.fromkeys(str(each.message) for each in said)),
     }
-    return Outcome(measured, provenance_of(model, stream, config.limit), {"seconds": walk.seconds})
+    spent = {"seconds": walk.seconds, "cpu_seconds": walk.cpu_seconds}
+    return Outcome(measured, provenance_of(model, stream, config.limit), spent)
 
 
 class Walk:
@@ -154,7 +155,7 @@ class Walk:
         self.adapter, self.attacker, self.watched = adapter, attacker, watched
         self.rows: list[int] = []
         self.correct: list[bool] = []
-        self.seconds = 0.0
+        self.seconds = self.cpu_seconds = 0.0
         self.passes: Counter[str] = Counter(forward=0, backward=0)
         self._events: Counter[str] = Counter()
         self._memory: dict[str, Tensor] = LastAnswers.initial()
@@ -174,9 +175,10 @@ class Walk:
             self._events.update(self.adapter.events)
             self.adapter.reset()
         sent, good = (x, slice(None)) if self.attacker is None else self.attacker.mix(x, y)
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         logits = self.adapter(sent)[good]
-        self.seconds += time.perf_counter() - began
+        self.seconds += time.perf_counter() - began[0]
+        self.cpu_seconds += time.process_time() - began[1]
         self.rows += rows.tolist()
         self.correct += (logits.argmax(1) == y).tolist()
         if self.watched and not self.adapter.options.monitor:
@@ -458,6 +460,7 @@ class Network:
         batch_norm: Whether it has batch statistics; methods that need them are left out elsewhere.
         preset: Hyper-parameters of methods that have such.
         source_split: Where the clean images of the calibration come from.
+        source_images: How many they are.
     """
 
     model: str
@@ -465,6 +468,7 @@ class Network:
     batch_norm: bool = True
     preset: str | None = "cifar10-small"
     source_split: Literal["train", "held-out"] = "held-out"
+    source_images: int = 500
 
 
 NETWORKS = {
@@ -472,7 +476,7 @@ NETWORKS = {
     "joint": Network(MODEL),
     "group-norm": Network("zoo:cifar10-resnet18x0.25-gn", batch_norm=False),
     "vit": Network("zoo:cifar10-mae-tiny-finetune", batch_norm=False),
-    "digits": Network("digits-small", "digits-c", preset=None, source_split="train"),
+    "digits": Network("digits-small", "digits-c", preset=None, source_split="train", source_images=128),
     "efficientnet": Network("pip:efficientnet-lite0", "imagenet-folder-c", preset="imagenet", source_split="train"),
 }
 Part_ = tuple[tuple[str, ...], Callable[[], list[Condition]]]
@@ -523,7 +527,7 @@ def _cell(network: Network, method: str, condition: Condition, seed: int) -> Cel
         model=network.model,
         method=method,
         preset=network.preset if network.preset in KNOWN[method].presets else None,
-        source_images=500,
+        source_images=network.source_images,
         source_split=network.source_split,
         seed=seed,
         **condition.settings(),
@@ -631,7 +635,7 @@ def _by_network(found: Found) -> Listing:
     columns = (
         *("network", "method", "conditions", "error", "mean regret", "worst regret", "regretted most in"),
         *("mean harm", "worst harm", "harmed most in", "harmed by over 1 point in"),
-        *("forward passes per image", "backward passes per image", "ms per image"),
+        *("forward passes per image", "backward passes per image", "ms of one core per image"),
     )
     networks = list(dict.fromkeys(network for network, _ in found))
     scopes = {**({"all": networks} if len(networks) > 1 else {}), **{name: [name] for name in networks}}
@@ -657,7 +661,7 @@ def _line(found: Found, method: str, *, named: bool) -> tuple[Any, ...]:
         float(np.mean([part.record.deterministic["passes"][way] for part in parts])) for way in ("forward", "backward")
     ]
     images = sum(part.record.deterministic["n"] for part in parts)
-    seconds = sum(part.record.timing.get("seconds", 0.0) for part in parts)
+    seconds = sum(part.record.timing.get("cpu_seconds", 0.0) for part in parts)
     error = _points(float(np.mean([error_of(own[method]) for own in found.values() if method in own])))
     return (len(regret), error, *told, harmed, *(round(each, 2) for each in cost), round(1000 * seconds / images, 2))
 
@@ -744,13 +748,15 @@ def _estimates(judged: Sequence[Judged]) -> Listing:
         *("method", "streams", "how many", "error of source estimate", "error of adapted estimate"),
         *("source covered (%)", "adapted covered (%)", "harmed", "harms said there", "harms said elsewhere"),
     )
-    methods = ["all", *dict.fromkeys(each.method for each in judged)]
-    lines = []
-    for method in methods:
-        for kind in ("all", *dict.fromkeys(each.kind for each in judged)):
-            own = [each for each in judged if method in ("all", each.method) and kind in ("all", each.kind)]
-            if own:
-                lines.append((method, kind, len(own), *_told(own)))
+    adapting = [each for each in judged if each.method != "source"]
+    kinds = list(dict.fromkeys(each.kind for each in judged))
+    scopes = {("all", "all"): adapting, **{("all", kind): [e for e in adapting if e.kind == kind] for kind in kinds}}
+    for method in dict.fromkeys(each.method for each in judged):
+        own = [each for each in judged if each.method == method]
+        scopes[method, "all"] = own
+        if method == "auto":
+            scopes |= {(method, kind): [each for each in own if each.kind == kind] for kind in kinds}
+    lines = [(*scope, len(own), *_told(own)) for scope, own in scopes.items() if own]
     return Listing("estimates", columns, lines)
 
 
@@ -784,7 +790,8 @@ def claims(records: Sequence[Record]) -> list[Claim]:
         if any(method in own for own in found.values()):
             made += [*_goals(found, method), *_as_good_alone(records, method)]
     made += _estimate_claims([each for each in judged if each.method == "auto"], "of auto")
-    return made + _estimate_claims(judged, "of all methods")
+    # The source model adapts nothing: all that is said of it is said beside every other method as well.
+    return made + _estimate_claims([each for each in judged if each.method != "source"], "of all methods")
 
 
 def _goals(found: Found, method: str) -> list[Claim]:
