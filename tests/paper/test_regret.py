@@ -176,9 +176,9 @@ def test_what_is_watched_from_outside_is_what_the_monitor_says(calibrated):
     assert outside.judged()["n"] == 128
     assert outside.judged()["source"] is not None
     assert outside.correct == inside.correct
-    # Its own pass, and one of the source model where the adapter watches that.
-    assert outside.passes == {"forward": 128, "backward": 128}
-    assert inside.passes["forward"] == 256
+    # One image to see what the model takes, its own pass, and one of the source model where the adapter watches that.
+    assert outside.passes == {"forward": 1 + 128, "backward": 128}
+    assert inside.passes["forward"] == 1 + 2 * 128
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
