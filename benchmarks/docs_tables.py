@@ -7,8 +7,8 @@ under results/ and a group of columns; with the names of rows where only some ar
 Instead of a group, ``claims`` lists the claims, ``numbers`` every number on a line of its own, and ``printed`` puts
 what the paper prints behind what was measured, columns downwards; ``averages`` has the columns ``.../avg`` with passes
 and seconds from the cells and memory from results/memory.json; ``gates`` has them with gates and ranks of the sparsity
-constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has its
-lines, with ``: NAMES`` behind it those that begin with one of the names.
+constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has
+its lines, with ``: NAMES`` behind it those that begin with one of the names.
 ``<!-- estimate streams -->`` has accuracy without labels, ``<!-- paper_cost hours -->`` GPU hours, and
 ``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
