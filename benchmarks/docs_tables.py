@@ -7,7 +7,8 @@ under results/ and a group of columns; with the names of rows where only some ar
 Instead of a group, ``claims`` lists the claims, ``numbers`` every number on a line of its own, and ``printed`` puts
 what the paper prints behind what was measured, columns downwards; ``averages`` has the columns ``.../avg`` with passes
 and seconds from the cells and memory from results/memory.json; ``gates`` has them with gates and ranks of the sparsity
-constraint; ``candidates`` has what was tried for each method.
+constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has
+its lines, with ``: NAMES`` behind it those that begin with one of the names.
 ``<!-- estimate streams -->`` has accuracy without labels, ``<!-- paper_cost hours -->`` GPU hours, and
 ``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
@@ -67,6 +68,8 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
         payload = stored(results / name)
         if group in BY_CELL:
             return before + "".join(f"{line}\n" for line in BY_CELL[group](payload["rows"], results, name)) + after
+        if group in payload and group not in ("rows", "claims"):
+            return before + "".join(f"{line}\n" for line in _listed(payload[group], methods)) + after
         if methods:
             shown = methods.split(", ")
             payload = {"rows": [row for row in payload["rows"] if row["method"] in shown], "claims": []}
@@ -79,6 +82,15 @@ def stored(folder: Path) -> dict[str, Any]:
     """Return rows and claims as ``offsupport report FOLDER --json`` printed them."""
     found: dict[str, Any] = json.loads((folder / f"{folder.name}.json").read_text())
     return found
+
+
+def _listed(listing: list[dict[str, Any]], names: str) -> list[str]:
+    """Return the lines of a listing, or those whose first value is named; one name that all share is left out."""
+    shown = names.split(", ") if names else []
+    found = [line for line in listing if not shown or next(iter(line.values())) in shown]
+    heads = list(listing[0])[len(shown) == 1 :]
+    body = [["" if line[head] is None else str(line[head]) for head in heads] for line in found]
+    return _markdown(heads, body)
 
 
 def _estimates(summary: dict[str, Any]) -> list[str]:

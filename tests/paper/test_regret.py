@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from record_maker import make_record
 from torch import nn
 
 import offsupport
@@ -16,12 +17,15 @@ from offsupport import zoo
 from offsupport.bench.cell import Place
 from offsupport.bench.store import Record
 from offsupport.core.errors import ConfigError, DataMissingError
-from offsupport.data import STANDARD
+from offsupport.data import STANDARD, Arrays
 from offsupport.report.figures import SHOWN_METHODS, heat_map, regret_sections
 from offsupport.results.correctness import pack, unpack
+from offsupport.studies.adaptation import AdaptConfig, stats_of
+from offsupport.studies.errors import parts_of
 from offsupport.studies.ours import regret
 from offsupport.studies.ours.regret import RegretConfig, Walk, stream_of_stages
 from offsupport.studies.tables import TABLES, Request, TableOptions
+from offsupport.training.run import held_out_rows, split
 
 TABLE = TABLES["regret"]
 NOWHERE = Place(Path("nowhere"))
@@ -130,6 +134,30 @@ def test_mixed_images_differ_from_neighbour_to_neighbour():
     names = order_of(stream)[1]
     assert set(names[:16]) == {"clean", "contrast/5"}
     assert starts == {0}
+
+
+# Clean images for the calibration.
+
+
+def test_held_out_images_are_those_that_no_recipe_trains_on():
+    data = Arrays(np.zeros((20, 4, 4, 3), np.uint8), np.arange(20), name="any")
+    rows = held_out_rows(data, 5).tolist()
+    trained, kept_back = split(data, 5)
+    assert kept_back.labels.tolist() == rows
+    assert sorted([*trained.labels.tolist(), *rows]) == list(range(20))
+
+
+def test_held_out_images_of_a_network_that_held_none_out_are_refused():
+    asked = AdaptConfig(dataset="digits-c", method="minimal", source_split="held-out")
+    with pytest.raises(ConfigError, match="held out"):
+        stats_of(asked, nn.Identity(), NOWHERE, labelled=True)
+
+
+def test_source_statistics_name_a_row_only_where_a_method_has_several():
+    ours = make_record("minimal", "fog", [True], source_split="held-out", source_images=500)
+    assert {part.method for part in parts_of([make_record("bn", "fog", [True]), ours])} == {"bn", "minimal"}
+    both = parts_of([make_record("minimal", "fog", [True], source_images=500), ours])
+    assert {part.method for part in both} == {"minimal (source_split=held-out)", "minimal (source_split=train)"}
 
 
 # One walk along a stream.
