@@ -9,7 +9,7 @@ what the paper prints behind what was measured, columns downwards; ``averages`` 
 and seconds from the cells and memory from results/memory.json; ``gates`` has them with gates and ranks of the sparsity
 constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has
 its lines, with ``: NAMES`` behind it those that begin with one of the names.
-``<!-- estimate streams -->`` has accuracy without labels, ``<!-- paper_cost hours -->`` GPU hours, and
+``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels, ``<!-- paper_cost hours -->`` GPU hours, and
 ``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
 """
@@ -41,6 +41,7 @@ PAGES = (
             "augment.md",
             "reliability.md",
             "monitor.md",
+            "auto.md",
         )
     ),
     ROOT / "README.md",
@@ -60,6 +61,11 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
         if (name, group) == ("estimate", "streams"):
             summary = json.loads((results / "estimate.json").read_text())["summary"]
             return before + "".join(f"{line}\n" for line in _estimates(summary)) + after
+        if (name, group) == ("changing_stream", "errors"):
+            errors = json.loads((results / "changing_stream.json").read_text())["errors"]
+            heads = ["error, %", *next(iter(errors.values()))]
+            body = [[f"`{method}`", *(f"{value:.1f}" for value in each.values())] for method, each in errors.items()]
+            return before + "".join(f"{line}\n" for line in _markdown(heads, body)) + after
         if group == "hours":
             payload = json.loads((results / f"{name}.json").read_text())
             return before + "".join(f"{line}\n" for line in _hours(payload)) + after
