@@ -153,7 +153,7 @@ def check_save_load(case: Case) -> None:
             run(other, stream(1, seed=5))
             other.load(path)
             with quiet():
-                again = load_adapted(case.network(), path, source=adapter.source)
+                again = load_adapted(case.network(), path, source=case.stats(case.network()))
         promise_same_state(other.snapshot(), again.snapshot(), "load_adapted() and load() differ.")
         return other
 
