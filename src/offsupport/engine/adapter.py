@@ -24,7 +24,7 @@ import functools
 import hashlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -128,7 +128,7 @@ class Adapter(Lifecycle, abc.ABC):
         # Names in the memory are names in saved files.
         self.alarms = Alarms()
         watched = self.alarms.initial() | (LastAnswers.initial() if options.monitor else {})
-        self.memory = Memory(watched | {"window": torch.empty(0), "fresh": torch.zeros(())} | self.initial_memory())
+        self.memory = Memory(watched | initial_window() | self.initial_memory())
         self.generator = torch.Generator().manual_seed(options.seed)
         self.events = dict.fromkeys(EVENTS, 0)
         self.passes = {"forward": 0, "backward": 0}
@@ -185,6 +185,8 @@ class Adapter(Lifecycle, abc.ABC):
 
     def _run(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         self.passes["forward"] += 1
+        if self.norm_statistics.company is not None:
+            self.norm_statistics.company.begin(len(x))
         with self.autocast.again() if self.autocast.wanted else contextlib.nullcontext():
             out = self.model(x) if tensors is None else torch.func.functional_call(self.model, tensors, (x,))
         logits = check_output(out if self.options.logits is None else self.options.logits(out), len(x))
@@ -373,13 +375,15 @@ class Adapter(Lifecycle, abc.ABC):
         if len(batch) < self.min_batch:
             self.count("small_batch")
             with self.norm_statistics.using("source" if self.statistics == "source" else "blend"):
-                logits = self.predict(batch)
+                logits = self._predict_newest(batch, x)
         elif due and self.parameters_adapted and blank(batch):
             # A covered camera gives certain predictions and gradients all the same: a method would learn darkness.
             self.count("empty_selection")
-            logits = self.predict(batch)
+            logits = self._predict_newest(batch, x)
+        elif due:
+            logits = self._in_company(batch, torch.empty(2, 0, 0), lambda: self._guarded_step(batch))
         else:
-            logits = self._guarded_step(batch) if due else self.predict(batch)
+            logits = self._predict_newest(batch, x)
         # The newest images stand last in the window; only they are answered.
         logits = self._finite_logits(logits[-len(x) :].detach(), x)
         self._watch(x, logits)
@@ -392,13 +396,47 @@ class Adapter(Lifecycle, abc.ABC):
             return x, True
         past = self.memory["window"]
         # Images of another size cannot share a batch: the window starts anew.
-        fits = past.shape[1:] == x.shape[1:]
-        batch = torch.cat([past, x])[-max(size, len(x)) :] if fits else x
+        fits = past.shape[1:] == x.shape[1:] and len(x) < size
+        batch = torch.cat([past[max(0, len(past) + len(x) - size) :], x]) if fits else x
         fresh = self.memory["fresh"] + len(x)
         due = bool(fresh >= size)
-        self.memory["window"] = batch[-size:].clone()
+        # A model may change what it is given; where no step is due it is given the new images alone.
+        self.memory["window"] = batch[-size:].clone() if due or not fits else batch
         self.memory["fresh"] = torch.zeros(()) if due else fresh
         return batch, due
+
+    def _predict_newest(self, batch: Tensor, x: Tensor) -> Tensor:
+        """Predict ``x``, the newest images of a batch, without a step.
+
+        Past images are not passed again: at each batch-norm layer the moments they had stand in for them.
+        """
+        if batch is x and not self.options.window:
+            return self.predict(x)
+        shares = self.norm_statistics.layers and self.statistics == "batch"
+        past, wanted = self.memory["window_moments"], len(batch) - len(x)
+        if shares and (past.shape[1] if past.numel() else 0) < wanted:
+            whole = batch.clone()  # as above
+            self._unseen = None if self._unseen is None else whole
+            return self._in_company(whole, torch.empty(2, 0, 0), lambda: self.predict(whole))
+        self._unseen = None if self._unseen is None else x
+        if not shares:
+            return self.predict(x)
+        past = past[:, past.shape[1] - wanted :] if wanted else torch.empty(2, 0, 0)
+        return self._in_company(x, past, lambda: self.predict(x))
+
+    def _in_company(self, x: Tensor, past: Tensor, answer: Callable[[], Tensor]) -> Tensor:
+        """Return the logits of ``x`` in the company of past images, and remember the moments of all of them."""
+        if not self.options.window or not self.norm_statistics.layers:
+            return answer()
+        with self.norm_statistics.together(past, len(x)) as company:
+            logits = answer()
+        found = company.moments(self.norm_statistics.channels)
+        if found is None:
+            self.memory["window_moments"] = torch.empty(0)
+        else:
+            found = torch.cat([past, found], 1) if past.shape[1] else found
+            self.memory["window_moments"] = found[:, -self.options.window :]
+        return logits
 
     def _guarded_step(self, x: Tensor) -> Tensor:
         before = self.snapshot()  # a method may have moved parameters, memory and generator before it fails
@@ -543,6 +581,11 @@ class Adapter(Lifecycle, abc.ABC):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the adapted parameters as an optimiser takes them."""
         return [{"params": list(self.parameters_adapted.values())}]
+
+
+def initial_window() -> dict[str, Tensor]:
+    """Return what a window remembers, at its start: images, their moments, how many came since the last step."""
+    return {"window": torch.empty(0), "window_moments": torch.empty(0), "fresh": torch.zeros(())}
 
 
 # The base of methods that augment images: they must know what a pixel is.
