@@ -359,7 +359,7 @@ def _check_absurd(adapter: Adapter) -> None:
 
 
 def check_window(case: Case) -> None:
-    """With ``window=N`` past images fill batches up, and one step is made per N new images."""
+    """With ``window=N`` past images fill batches up; they pass again for a step, one per N new images."""
     size, adapter = 20, case.wrap(window=20)
     singles = stream(45, size=1)
     steps: list[int] = []
