@@ -69,7 +69,8 @@ class Plain:
         rows = logits.flatten(2).mean(2) if logits.dim() > 2 else logits
         labels, self.classes = rows.argmax(1).tolist(), logits.shape[1]
         self.law = [labels.count(k) / len(labels) for k in range(self.classes)]
-        self.q, self.seen, self.squares, self.held = list(self.law), 0, 0.0, []
+        self.q, self.seen, self.squares, self.held, self.usual = list(self.law), 0, 0.0, [], 1.0
+        self.restarts = 0
         self.channels = []
         for place, layer in enumerate(seen):
             for c in range(len(layer[0])):
@@ -110,7 +111,8 @@ class Plain:
         found = [([], []) for _ in places]
         for each, shift in zip(self.channels, shifts, strict=True):
             score = sum(scores[each["place"]]) / len(scores[each["place"]])
-            share = 0.6 * max(0.0, 1 - config.doubt / score)
+            doubt = config.doubt + config.wary * sum(s**2 for s in surplus)
+            share = 0.6 * max(0.0, 1 - doubt / score)
             a, b = each["moment"][0]["clean"], each["moment"][1]["clean"]
             target = a + share * shift[0], b + share * shift[1]
             ratio = max((target[1] - target[0] ** 2) / (b - a**2), 0.05)
@@ -125,8 +127,32 @@ class Plain:
             self.count(torch.cat([each for each, _ in self.held]), [list(itertools.chain(*layer)) for layer in layers])
             self.held = []
 
+    def surprise(self, images, shares, seen):
+        """The median over layers of the mean squared distance of a group, less what its classes explain, by chance."""
+        surplus = [s - q for s, q in zip(shares, self.q, strict=True)]
+        doubted = (1 - self.config.trust) ** 2 * sum(s**2 for s in surplus)
+        of = [[] for _ in self.known]
+        for each in self.channels:
+            first = each["moment"][0]
+            bound, known = self.config.clip * first["spread"], first["clean"] + each["R"][0]
+            away = [max(-bound, min(bound, image[each["c"]][0] - known)) for image in seen[each["place"]]]
+            explained = sum(s * m for s, m in zip(surplus, first["means"], strict=True))
+            rest = sum(away) / images - self.config.trust * explained
+            of[each["place"]].append(
+                rest**2 / (first["within"] * (1 / images + self.squares) + first["between"] * doubted)
+            )
+        return sorted(sum(layer) / len(layer) for layer in of)[(len(of) - 1) // 2]
+
     def count(self, logits, seen):
         config, images = self.config, len(logits)
+        shares = logits.softmax(1).transpose(0, 1).flatten(1).mean(1).tolist()
+        if self.seen >= config.young:
+            surprise = self.surprise(images, shares, seen)
+            if surprise > config.startle * self.usual:
+                self.seen, self.squares, self.usual = 0, 1 / config.prior, 1.0
+                self.restarts += 1
+            else:
+                self.usual += 0.1 * (surprise - self.usual)
         fresh = config.haste * images
         gain = max(fresh / (config.prior + self.seen + fresh), 1 - (1 - 2 / config.memory) ** images)
         for each in self.channels:
@@ -135,7 +161,6 @@ class Plain:
                 known = moment["clean"] + each["R"][k]
                 away = [max(-bound, min(bound, image[each["c"]][k] - known)) for image in seen[each["place"]]]
                 each["R"][k] += gain * sum(away) / images
-        shares = logits.softmax(1).transpose(0, 1).flatten(1).mean(1).tolist()
         self.q = [(1 - gain) * q + gain * s for q, s in zip(self.q, shares, strict=True)]
         self.squares = (1 - gain) ** 2 * self.squares + gain**2 / images
         self.seen += images
@@ -168,6 +193,19 @@ def test_the_plain_loop_gives_the_same(build):
         assert_close(adapted(x), plain(x), f"batch {seed}")
     assert plain.held, "images wait to be counted"
     assert adapted.shift()[1].max() > CONFIG.doubt
+
+
+@torch.no_grad()
+def test_an_abrupt_change_begins_anew():
+    clean = images(60, seed=1)
+    net = made(network, clean)
+    stats = offsupport.source_stats(net, [clean], method="minimal")
+    adapted, plain = offsupport.adapt(net, "minimal", source=stats), Plain(net, clean, CONFIG)
+    for seed, scale in enumerate((0.2, 0.2, 1.0, 1.0)):
+        x = images(48, seed=10 + seed, scale=scale, offset=1 - scale)
+        assert_close(adapted(x), plain(x), f"batch {seed}")
+        assert plain.restarts == (seed > 1)
+    assert adapted.memory["evidence"][0] < 192
 
 
 @torch.no_grad()

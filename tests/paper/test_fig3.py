@@ -5,6 +5,7 @@ import pytest
 from record_maker import make_record
 
 from offsupport.studies import TABLES, TableOptions
+from offsupport.studies.adaptation import labelled_methods
 from offsupport.studies.paper.fig3 import BLOCKS, SEVERITIES
 
 FIG3 = TABLES["fig3"]
@@ -28,13 +29,17 @@ def verdicts(sparse, dense):
 
 def test_every_block_meets_every_severity_on_the_same_images():
     cells = FIG3.cells("smoke", TableOptions())
-    assert len(cells) == len(set(cells)) == 2 * len(BLOCKS) * 10
+    methods = {"source", "tent", *labelled_methods()}
+    assert {cell.config["method"] for cell in cells} == methods
+    assert len(cells) == len(set(cells)) == len(methods) * len(BLOCKS) * 10
     assert {cell.config["corruption"] for cell in cells} == {"impulse_noise"}
     assert {(cell.config["block"], cell.config["severity"]) for cell in cells} == {
         (block, severity) for block in BLOCKS for severity in range(1, 11)
     }
     small = FIG3.cells("small", TableOptions(methods=("tent",)))
     assert {(c.config["limit"], c.config["preset"]) for c in small} == {(5000, "cifar10")}
+    ours = FIG3.cells("small", TableOptions(methods=("minimal",)))
+    assert {(c.config["source_split"], c.config["source_images"]) for c in ours} == {("held-out", 500)}
 
 
 def test_rows_are_named_by_block_and_severity():

@@ -32,7 +32,7 @@ def adapt(
         ..., help="zoo:NAME, file:PATH, timm:NAME, digits-small, or module:function with --allow-code."
     ),
     images: Path = typer.Option(..., help="Folder of the images to predict; folders inside it count."),
-    method: str = typer.Option(..., help="How to adapt: a name of `offsupport list methods`, also with +sc."),
+    method: str = typer.Option("auto", help="How to adapt: a name of `offsupport list methods`, also with +sc."),
     out: Path = typer.Option(
         Path("predictions.csv"), help="The predictions (.csv); what else is known goes beside it as .json."
     ),

@@ -32,6 +32,7 @@ def reproduce(
     runs: int | None = typer.Option(None, min=1, help="Independent data sets, for synthetic tables."),
     seeds: int | None = typer.Option(None, min=1, help="Run seeds 0, 1, ... of each cell."),
     methods: str | None = typer.Option(None, help="Only these, separated by commas."),
+    parts: str | None = typer.Option(None, help="Only these parts of a table that is run part by part, likewise."),
     data: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="Run folder, to be resumed; default runs/TABLE-SCALE.")] = None,
     workers: Workers = 0,
@@ -46,8 +47,7 @@ def reproduce(
     from offsupport.studies import TABLES, Request, TableOptions
 
     declared = TABLES[table]
-    names = tuple(name.strip() for name in methods.split(",")) if methods else None
-    request = Request(table, scale, TableOptions(runs=runs, seeds=seeds, methods=names))
+    request = Request(table, scale, TableOptions(runs=runs, seeds=seeds, methods=_names(methods), parts=_names(parts)))
     cells = declared.cells(scale, request.options)
     folder = out or Path("runs") / f"{table}-{scale}"
     # The cells are those of the table, which is code that is installed: what they name is named by nobody else.
@@ -59,6 +59,10 @@ def reproduce(
         return
     _print_measured(declared.title, found)
     say(f"Report: {path}")
+
+
+def _names(given: str | None) -> tuple[str, ...] | None:
+    return tuple(name.strip() for name in given.split(",")) if given else None
 
 
 def _print_measured(title: str, found: Measured) -> None:

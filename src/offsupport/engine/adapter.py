@@ -254,7 +254,17 @@ class Adapter(Lifecycle, abc.ABC):
 
     def serve(self, x: Tensor) -> Tensor:
         """Predict ``x`` without a step, and let the statistics that follow the stream count it."""
-        return self.statistics_policy.serve(x, self.predict)
+        before, passed = self.passes["forward"], 0
+
+        def predict(part: Tensor) -> Tensor:
+            nonlocal passed
+            passed += len(part)
+            return self.predict(part)
+
+        logits = self.statistics_policy.serve(x, predict)
+        # The groups of a batch are one pass over it together.
+        self.passes["forward"] = before + -(-passed // len(x))
+        return logits
 
     @torch.no_grad()
     def source_features(self, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

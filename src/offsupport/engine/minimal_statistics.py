@@ -43,6 +43,10 @@ class MinimalConfig(MethodConfig):
     """How far statistics move where nothing speaks against it; None is 0.6 with source statistics, 0.25 without."""
     doubt: float = 2.0
     """A layer moves only where its shift is more than so many times what chance and classes would explain."""
+    wary: float = 16.0
+    """How much that grows where a few classes fill the stream: times the squared surplus of their shares."""
+    startle: float = 3.0
+    """A group of images that lies so many times further off than groups usually do begins anew; inf: never."""
     trust: float = 0.9
     """How far predictions are believed when the moments of their classes are taken out of the shift."""
     prior: float = 16.0
@@ -61,6 +65,8 @@ class MinimalConfig(MethodConfig):
     def __post_init__(self) -> None:
         require("amount", self.amount is None or 0 <= self.amount <= 1, "in [0, 1]")
         require("doubt", self.doubt >= 0, "at least 0")
+        require("wary", self.wary >= 0, "at least 0")
+        require("startle", self.startle > 1, "above 1")
         require("trust", 0 <= self.trust <= 1, "in [0, 1]")
         require("prior", self.prior > 0, "above 0")
         require("haste", self.haste >= 1, "at least 1")
@@ -149,6 +155,8 @@ class MinimalStatistics(CountedStatistics):
             # What is not yet counted, as sums: images, their predictions (K), how far their moments lie from what is
             # known (2 channels).
             "gathered": torch.empty(0, device=self.known.device),
+            # How far groups of images usually lie from what is known, in units of chance.
+            "surprise": torch.ones((), dtype=torch.float64),
         }
 
     def images(self) -> float:
@@ -227,7 +235,14 @@ class MinimalStatistics(CountedStatistics):
 
     def _count_group(self, images: int, shares: Tensor, away: Tensor) -> None:
         """Count a group of images: their mean prediction (K,), and how far their moments lie from what is known."""
-        seen, squares = self.memory["evidence"].tolist()
+        seen, squares, usual = *self.memory["evidence"].tolist(), float(self.memory["surprise"])
+        if seen >= max(1, self.config.young) and self.trusted:
+            surprise = self._surprise(images, shares, away, squares)
+            if surprise > self.config.startle * usual:
+                # An abrupt change: what was learnt before it would only be in the way.
+                seen, squares, usual = 0.0, 1 / self.config.prior, 1.0
+            else:
+                usual += 0.1 * (surprise - usual)
         fresh = self.config.haste * images
         gain = max(fresh / (self.config.prior + seen + fresh), 1 - (1 - 2 / self.config.memory) ** images)
         law = torch.full_like(shares, 1 / len(shares)) if self.reference.law is None else self.reference.law
@@ -239,9 +254,20 @@ class MinimalStatistics(CountedStatistics):
                 "evidence": torch.tensor(
                     [seen + images, (1 - gain) ** 2 * squares + gain**2 / images], dtype=torch.float64
                 ),
+                "surprise": torch.tensor(usual, dtype=torch.float64),
                 "gathered": torch.empty(0, device=away.device),
             }
         )
+
+    def _surprise(self, images: int, shares: Tensor, away: Tensor, squares: float) -> float:
+        """Return how far a group lies from what is known, in units of chance: about 1, whatever the shift.
+
+        The median over layers: one layer may be surprised by anything.
+        """
+        reference, surplus = self.reference, shares.to(away) - self.memory["classes"]
+        away, doubted = self._without_classes(away, surplus)
+        chance = reference.within * (1 / images + squares) + reference.between * doubted
+        return float(self._by_layer(away[0].square() / chance[0]).median())
 
     def _moved(self) -> Tensor:
         """Return the means and variances to normalise by, (2, channels)."""
@@ -250,7 +276,7 @@ class MinimalStatistics(CountedStatistics):
             return self.known
         least = 0.6 if self.found else 0.25
         amount = least if self.config.amount is None else self.config.amount
-        share = self._caution * amount * (1 - self.config.doubt / score.clamp(min=1e-12)).clamp(min=0)[self.layer]
+        share = self._caution * amount * self.gate()[self.layer]
         clean = self.reference.clean
         target = clean + share * shift
         var_clean = (clean[1] - clean[0].square()).clamp(min=1e-12)
@@ -259,22 +285,42 @@ class MinimalStatistics(CountedStatistics):
         # The layer was trained to subtract `mean`, not the clean mean: the difference shrinks or grows with the rest.
         return torch.stack([target[0] - (clean[0] - mean) * ratio.sqrt(), var * ratio])
 
+    def gate(self) -> Tensor:
+        """Return for each layer how plainly it is shifted: 0 where chance and classes would explain it, 1 far off."""
+        score = self.shift()[1]
+        if score is None:
+            return torch.zeros(int(self.layer[-1]) + 1, device=self.layer.device)
+        # Where a few classes fill the stream, what is wrong about them is taken for a shift.
+        doubt = self.config.doubt + self.config.wary * float(self._surplus().square().sum())
+        return (1 - doubt / score.clamp(min=1e-12)).clamp(min=0)
+
     def shift(self) -> tuple[Tensor, Tensor | None]:
         """Return the shift of the moments that the classes seen do not explain, and the score of each layer.
 
         A score is the mean square of a layer's shifts in units of what chance and classes would give: about 1 on clean
         images. None before the first image.
         """
-        shift, classes, reference = self.memory["shift"], self.memory["classes"], self.reference
-        if not classes.numel():
+        shift, reference = self.memory["shift"], self.reference
+        if not self.memory["classes"].numel():
             return shift, None
-        surplus = classes - (1 / len(classes) if reference.law is None else reference.law)
-        doubted = float(surplus.square().sum())
-        if reference.class_means is not None:
-            shift = shift - self.config.trust * torch.einsum("k,kmc->mc", surplus, reference.class_means)
-            doubted *= (1 - self.config.trust) ** 2
+        shift, doubted = self._without_classes(shift, self._surplus())
         chance = reference.within * float(self.memory["evidence"][1]) + reference.between * doubted
-        ratios = shift[0].square() / chance[0]
+        return shift, self._by_layer(shift[0].square() / chance[0])
+
+    def _surplus(self) -> Tensor:
+        """Return by how much the share of each class exceeds that among clean images, (K,)."""
+        classes, law = self.memory["classes"], self.reference.law
+        return classes - (1 / len(classes) if law is None else law)
+
+    def _without_classes(self, moments: Tensor, surplus: Tensor) -> tuple[Tensor, float]:
+        """Take what a surplus of classes (K,) explains out of moments; return with it what is still in doubt of it."""
+        doubted = float(surplus.square().sum())
+        if self.reference.class_means is None:
+            return moments, doubted
+        explained = torch.einsum("k,kmc->mc", surplus, self.reference.class_means)
+        return moments - self.config.trust * explained, doubted * (1 - self.config.trust) ** 2
+
+    def _by_layer(self, values: Tensor) -> Tensor:
+        """Return the mean of values (channels,) over the channels of each layer."""
         layers = int(self.layer[-1]) + 1
-        sums = ratios.new_zeros(layers).index_add(0, self.layer, ratios)
-        return shift, sums / torch.bincount(self.layer, minlength=layers)
+        return values.new_zeros(layers).index_add(0, self.layer, values) / torch.bincount(self.layer, minlength=layers)

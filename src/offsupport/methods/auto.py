@@ -43,6 +43,8 @@ DIVERSE = 0.5
 """A batch shows at least this share of the classes that it would in random order."""
 FAINT = 0.05
 """A bold prediction that would count less is not asked."""
+PLAIN = 4.0
+"""A shift score that is not yet plain, for models without batch statistics."""
 WATCHED = 4
 """Of so many batches one is given to the source model, for the estimate; no step is taken on it."""
 
@@ -125,7 +127,10 @@ class Auto(Adapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict calmly; where the evidence allows, boldly too, and return the mean of both."""
+        before = self._images()
         calm = self.serve(x)
+        if self._images() < before:
+            self._forget()  # an abrupt change: the statistics began anew, so must the weights
         share = self._bold_share(calm)
         if share < FAINT:
             return calm
@@ -139,8 +144,7 @@ class Auto(Adapter):
         if len(calm) < self.config.least or not self.encoder or not self.options.trusted:
             return 0.0
         if not self._diverse(calm) or order_score(recent) > ORDERED:
-            # What the weights learnt may have come from the same order.
-            self.memory.update({"weights": torch.empty(0), "velocity": torch.empty(0)})
+            self._forget()  # what the weights learnt may have come from the same order
             return 0.0
         share = self.share if self.config.share is None else self.config.share
         return share * self._evidence()
@@ -155,12 +159,21 @@ class Auto(Adapter):
         return enough and classes >= DIVERSE * min(usual, len(calm))
 
     def _evidence(self) -> float:
-        """Return how far the shift exceeds what chance and classes explain: 0 on clean images, towards 1 far off."""
+        """Return how plainly the stream is shifted: 0 on clean images, towards 1 far off."""
         policy = self.statistics_policy
-        if not isinstance(policy, MinimalStatistics) or self.source is None:
-            return 1.0
-        score = policy.shift()[1]
-        return 0.0 if score is None else float((1 - policy.config.doubt / score.clamp(min=1e-12)).clamp(min=0).mean())
+        if isinstance(policy, MinimalStatistics):
+            return float(policy.gate().mean()) if self.source else 1.0
+        # Without batch statistics only the monitor sees a shift, and only beside clean images.
+        score = self.answers.window(self.memory).shift if self.options.monitor else None
+        return 0.0 if score is None else max(0.0, 1 - PLAIN / score)
+
+    def _images(self) -> float:
+        policy = self.statistics_policy
+        return policy.images() if isinstance(policy, MinimalStatistics) else 0.0
+
+    def _forget(self) -> None:
+        """Let the bold weights begin anew from the source."""
+        self.memory.update({"weights": torch.empty(0), "velocity": torch.empty(0)})
 
     def _bold(self, x: Tensor, learns: bool) -> Tensor:
         """Predict by weights and statistics that follow the batches, and let the weights follow this one."""

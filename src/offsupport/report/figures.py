@@ -20,6 +20,17 @@ from offsupport.report.page import Section, Table
 from offsupport.results.rows import Row
 from offsupport.studies.episodes import PICTURES
 from offsupport.studies.errors import estimate, parts_of
+from offsupport.studies.ours.regret import (
+    BLOCK,
+    Found,
+    Key,
+    Pairs,
+    against_best,
+    against_source,
+    by_condition,
+    error_of,
+    methods_of,
+)
 from offsupport.studies.synthetic import SUPPORT_RADIUS, median_radii, radii_of
 
 if TYPE_CHECKING:
@@ -190,6 +201,35 @@ def curves(
         axes.set_xlabel(x_label)
         axes.set_ylabel(label)
         _legend(figure, axes)
+        return svg(figure)
+
+
+def heat_map(table: Mapping[str, Mapping[str, float]], label: str, full: float = 10.0) -> str:
+    """Draw numbers on coloured fields: lines downwards, columns to the right; orange is above zero, blue below.
+
+    Args:
+        table: Per line and column a number.
+        label: What the numbers are.
+        full: The size from which on a field has its full colour.
+    """
+    columns = list(dict.fromkeys(column for line in table.values() for column in line))
+    with canvas(_WIDTH, 0.8 + 0.24 * max(len(table), 1)) as (figure, axes):
+        for y, line in enumerate(table.values()):
+            for x, column in enumerate(columns):
+                if column in line:
+                    value = line[column]
+                    depth = min(1.0, abs(value) / full) ** 0.5
+                    colour = PALETTE[1] if value > 0 else PALETTE[0]
+                    axes.fill_between([x, x + 1], y - 0.5, y + 0.5, color=colour, alpha=0.75 * depth, linewidth=0)
+                    axes.text(x + 0.5, y, f"{value:.1f}", ha="center", va="center", fontsize=8.5)
+        axes.set_xticks([x + 0.5 for x in range(len(columns))], [_short(name, 14) for name in columns])
+        axes.set_yticks(range(len(table)), [_short(name, 34) for name in table], fontsize=8.5)
+        axes.set_ylim(len(table) - 0.5, -0.5)
+        axes.set_xlim(0, max(len(columns), 1))
+        axes.tick_params(length=0)
+        axes.xaxis.tick_top()
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel(label)
         return svg(figure)
 
 
@@ -380,6 +420,65 @@ def _about(radii: Mapping[str, float]) -> str:
         f" Theorem 1 allows a distance from the support of {ways}: medians over runs, granting that C is the target's "
         "c and the mean of the other class; the largest is drawn. As c is continuous, the guarantee ends at the edge."
     )
+
+
+# Regret and harm: what every method costs in every condition.
+
+
+SHOWN_METHODS = 7
+"""Columns of a map; of more methods, those with the least regret."""
+
+
+def regret_sections(records: Sequence[Record]) -> list[Section]:
+    """Return maps of harm and regret by condition and method, and the error of changing streams along the way."""
+    found = by_condition(records)
+    if not found:
+        return []
+    mean = {method: statistics.fmean(_regrets(found, method).values()) for method in methods_of(found)}
+    shown = sorted(mean, key=mean.__getitem__)[:SHOWN_METHODS]
+    only = f" The {len(shown)} of {len(mean)} methods with the least mean regret." if len(mean) > len(shown) else ""
+    drawings = []
+    for network in dict.fromkeys(name for name, _ in found):
+        own = {key: value for key, value in found.items() if key[0] == network}
+        for what, of, told in (
+            ("harm", _harms, "error less that of the source model; orange is worse than doing nothing"),
+            ("regret", _regrets, "error less that of the best method there"),
+        ):
+            values = {method: of(own, method) for method in shown if (what, method) != ("harm", "source")}
+            lines = {key[1]: {m: each[key] for m, each in values.items() if key in each} for key in own}
+            caption = f"{what.capitalize()} on {network}: {told}, in percentage points.{only}"
+            drawings.append(Drawing(heat_map(lines, f"{what} (percentage points)"), caption))
+    words = "Each line is a condition: what the images are, their order, and how many come at a time."
+    return [Section("Condition by condition", words, figures=[*drawings, *_changing(records, shown)])]
+
+
+def _regrets(found: Found, method: str) -> dict[Key, float]:
+    return _points_of(against_best(found, method))
+
+
+def _harms(found: Found, method: str) -> dict[Key, float]:
+    return _points_of(against_source(found, method))
+
+
+def _points_of(pairs: Pairs) -> dict[Key, float]:
+    return {key: 100 * (error_of(ours) - error_of(theirs)) for key, (ours, theirs) in pairs.items()}
+
+
+def _changing(records: Sequence[Record], shown: Sequence[str]) -> list[Drawing]:
+    """Draw the error along each stream that changes once or twice, one line per method, on the first network."""
+    streams: dict[str, dict[str, list[float]]] = {}
+    first = next(record.cell.config["model"] for record in records if record.cell.kind == "regret")
+    for record in (record for record in records if record.cell.kind == "regret"):
+        config = record.cell.config
+        once = 1 < len(config["stages"]) < 5 and not config["mixed"] and not config["episode"] and config["cycles"] == 1
+        if once and config["seed"] == 0 and config["model"] == first and config["method"] in shown:
+            line = [100 * value for value in record.deterministic["trace"]]
+            streams.setdefault(config["condition"], {})[config["method"]] = line
+    model = first.partition("@")[0]
+    return [
+        Drawing(traces(lines, "error (%)", f"blocks of {BLOCK} images seen"), f"Along the stream: {name}, on {model}.")
+        for name, lines in streams.items()
+    ]
 
 
 # Along the stream: how the error of each method develops from batch to batch.

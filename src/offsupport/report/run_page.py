@@ -51,8 +51,11 @@ _VERDICTS: tuple[tuple[Verdict, str, str], ...] = (
     ("does-not-hold", "do not hold", "bad"),
     ("undecided", "undecided", "open"),
 )
+LONG = 40
+"""A listing of more lines is folded."""
 CROWD = 6
-"""From so many methods on, intervals of all columns in one drawing hide each other: the averages are drawn alone."""
+"""From so many methods on, intervals of all columns in one drawing hide each other: the averages are drawn alone, or
+columns and methods change places."""
 
 
 def run_page(title: str, about: str, measured: Measured, status: Status, request: Request | None = None) -> Page:
@@ -67,7 +70,7 @@ def run_page(title: str, about: str, measured: Measured, status: Status, request
     """
     rows, done = measured.rows, status.done
     sections = [*_claims(measured.claims), *_result(rows, done), *map(_listed, measured.listings)]
-    sections += [*figures.constraint_sections(done), *figures.theory_sections(done)]
+    sections += [*figures.regret_sections(done), *figures.constraint_sections(done), *figures.theory_sections(done)]
     sections += [figures.episode_section(record) for record in done if record.cell.kind == "episode"]
     sections += [*_cost(done), *_unfinished(status)]
     return Page(
@@ -83,7 +86,8 @@ def run_page(title: str, about: str, measured: Measured, status: Status, request
 
 def _listed(listing: Listing) -> Section:
     body = [[plain_text(value) for value in line] for line in listing.lines]
-    return Section(listing.title.capitalize(), tables=[page.Table(listing.columns, body)])
+    folded = f"All {len(body)} lines" if len(body) > LONG else ""
+    return Section(listing.title.capitalize(), tables=[page.Table(listing.columns, body, folded=folded)])
 
 
 def _tiles(measured: Measured, status: Status) -> list[Tile]:
@@ -150,12 +154,13 @@ _EXPORTED = ("Claims", _MEASURED, _FULL)
 
 def _intervals(rows: Sequence[Row], averages: Sequence[Row]) -> Figure:
     methods = list(dict.fromkeys(row.method for row in rows))
-    crowded = averages and len(methods) > CROWD
+    few = len({row.column for row in rows}) <= CROWD
+    crowded = len(methods) > CROWD and (few or bool(averages))
     series: dict[str, dict[str, figures.Interval]] = {}
-    for row in sorted(averages if crowded else rows, key=lambda row: not row.column.endswith("/avg")):
+    for row in sorted(averages or rows if crowded else rows, key=lambda row: not row.column.endswith("/avg")):
         line, group = (row.column, row.method) if crowded else (row.method, short_column(row.column))
         series.setdefault(line, {})[group] = row.value, row.low, row.high
-    what = "The average over columns" if crowded else "Every column"
+    what = "The average over columns" if crowded and averages else "Every column"
     label = f"{rows[0].metric} ({rows[0].unit})"
     return Figure(figures.intervals(series, label), f"{what} with its 95 % interval.")
 
@@ -247,8 +252,7 @@ def command(request: Request, records: Sequence[Record], folder: str = "cells") 
     if not request.table:
         return _bench_command(records) or _rerun(records, folder)
     asked = {name: value for name, value in dataclasses.asdict(request.options).items() if value}
-    if request.options.methods:
-        asked["methods"] = ",".join(request.options.methods)
+    asked |= {name: ",".join(value) for name, value in asked.items() if isinstance(value, tuple)}
     options = {"scale": request.scale, **asked, **_data(records), "out": "again"}
     return f"offsupport reproduce {request.table} {_typed(options)}"
 
@@ -408,5 +412,6 @@ def _parsed(status: Status) -> Status:
 
 def _about(request: Request, scale: str) -> str:
     asked = dataclasses.asdict(request.options)
-    changed = ", ".join(f"--{name} {value}" for name, value in asked.items() if value and name != "methods")
+    words = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in asked.items()}
+    changed = ", ".join(f"--{name} {value}" for name, value in words.items() if value and name != "methods")
     return f"{request.table} at {request.scale} scale: {scale}" + (f", but with {changed}." if changed else ".")

@@ -221,7 +221,7 @@ _HEADER = ",".join("class" if field.name == "label" else field.name for field in
 def adapt_folder(
     model: nn.Module | str | SourceModel,
     images: Path | str,
-    method: str,
+    method: str = "auto",
     *,
     out: Path | str | None = None,
     overwrite: bool = False,
@@ -438,5 +438,5 @@ def _folder_of(file: str) -> str:
 
 
 def _treats_images_alone(adapter: Adapter) -> bool:
-    """Tell whether a method treats every image by itself, so that their order does not matter."""
-    return adapter.config.independent
+    """Tell whether the order of the images does no harm to a method."""
+    return adapter.any_order or adapter.config.independent

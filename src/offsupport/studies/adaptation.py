@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from offsupport.data import Stream
+    from offsupport.engine import SourceStats
     from offsupport.evaluation import Result
     from offsupport.methods import Adapter
 
@@ -29,6 +30,10 @@ UNSAID = {"shard": None, "device": "cpu"}
 """Settings that a cell leaves out where they have these values."""
 SOURCE_BATCH = 64
 """Source images come in batches of at least this size, however few target images come at once."""
+LABELLED = ("minimal", "auto")
+"""Methods whose source statistics are made with labels."""
+CALIBRATION: dict[str, Any] = {"source_images": 500, "source_split": "held-out"}
+"""What tables give such a method, where it is known what the network was not trained on."""
 LEAK = "A leak: {method} took its source statistics from the clean twins of the images it is scored on."
 
 
@@ -46,8 +51,10 @@ class Images:
     """Number of images, drawn at random; None for all."""
     source_images: int = 2000
     """For methods that can use source statistics: so many images at most; 0 for none."""
-    source_split: Literal["train", "test"] = "train"
-    """Where those come from. ``test``, the uncorrupted twins of the stream, is a leak, and every report says so."""
+    source_split: Literal["train", "held-out", "test"] = "train"
+    """Where those come from. ``held-out`` are training images that the model's recipe kept back: on those it trained on
+    a model is surer than on any others. ``test``, the uncorrupted twins of the stream, is a leak, and every report says
+    so."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,19 +170,56 @@ def _text(warning: warnings.WarningMessage) -> str:
 
 def adapter_of(config: AdaptConfig, model: nn.Module, place: Place, *, trusted: bool = True) -> Adapter:
     """Wrap the model; a method that can use source statistics gets them from the clean data."""
-    from offsupport.data import stream
     from offsupport.engine.registry import method_config
-    from offsupport.methods import METHODS, adapt, source_stats
+    from offsupport.methods import METHODS, adapt
 
     stats = None
     moments = method_config(config.method, config.preset, config.hyper).wants_moments
     if (moments or METHODS[config.method].info.source != "none") and config.source_images:
-        clean = config.dataset.removesuffix("-c")
-        limit, size = config.source_images, _source_batch(config)
-        images = stream(clean, place.data, split=config.source_split, limit=limit, batch_size=size)
-        stats = source_stats(model, images, config.method, preset=config.preset, **config.hyper)
+        stats = stats_of(config, model, place, labelled=METHODS.plain(config.method) in LABELLED)
     options: dict[str, Any] = {"preset": config.preset, "source": stats, "seed": config.seed, "trusted": trusted}
     return adapt(model, config.method, **options, **config.hyper)
+
+
+def labelled_methods() -> list[str]:
+    """Return which of :data:`LABELLED` there are."""
+    from offsupport.methods import METHODS
+
+    return [name for name in LABELLED if name in METHODS]
+
+
+def stats_of(config: AdaptConfig, model: nn.Module, place: Place, *, labelled: bool) -> SourceStats:
+    """Return the source statistics of a cell's method; with labels, they also calibrate its monitor."""
+    from offsupport.methods import source_stats
+
+    images = _clean_images(config, place)
+    labels = images.domains[0].dataset.labels[images.plan.rows].tolist() if labelled else None
+    known = {"dataset": config.dataset.removesuffix("-c"), "split": config.source_split}
+    options: dict[str, Any] = {"preset": config.preset, "provenance": known, "labels": labels}
+    return source_stats(model, images, config.method, **options, **config.hyper)
+
+
+def _clean_images(config: AdaptConfig, place: Place) -> Stream:
+    """Open the images that source statistics are made of."""
+    from offsupport import data
+
+    clean, limit, size = config.dataset.removesuffix("-c"), config.source_images, _source_batch(config)
+    if config.source_split != "held-out":
+        return data.stream(clean, place.data, split=config.source_split, limit=limit, batch_size=size)
+    from offsupport.training.recipe import list_recipes, read_recipe
+    from offsupport.training.run import held_out_rows
+
+    name = config.model.partition("@")[0].removeprefix("zoo:")
+    held_out = read_recipe(name).held_out if name in list_recipes() else 0
+    if not held_out:
+        raise ConfigError(
+            f"No training images are known to have been held out from {config.model}.", "Take source_split: train."
+        )
+    training = data.load(clean, place.data, split="train")
+    rows = held_out_rows(training, held_out)
+    return data.stream_arrays(
+        training.images(rows), training.labels[rows], classes=training.classes, limit=limit, batch_size=size
+    )
 
 
 def prepare_adapt(configs: Sequence[AdaptConfig], place: Place) -> None:

@@ -22,6 +22,8 @@ from offsupport.results.rows import Claim, Row, below
 
 _COLUMNS = {"method", "hyper", "dataset", "corruption", "severity", "seed", "shard"}
 """Settings that a row or column of a table tells by itself, and the seed, over which it averages."""
+_SOURCE = {"source_images", "source_split"}
+"""Settings of source statistics: part of a method's name only where one method has several of them."""
 
 
 def row_name(method: str, settings: Mapping[str, Any]) -> str:
@@ -70,11 +72,7 @@ def parts_of(records: Iterable[Record]) -> list[Part]:
     """Return every domain of every adaptation result."""
     adapted = [record for record in records if record.cell.kind == "adapt"]
     names = adapted[0].cell.config if adapted else {}
-    differing = tuple(
-        name
-        for name in sorted(set(names) - _COLUMNS)
-        if any(record.cell.config.get(name) != names[name] for record in adapted)
-    )
+    differing = tuple(name for name in sorted(set(names) - _COLUMNS) if _differs(name, adapted))
     whole: dict[str, list[Record]] = {}
     for record in adapted:
         settings = dict(record.cell.config)
@@ -86,6 +84,16 @@ def parts_of(records: Iterable[Record]) -> list[Part]:
         for found in whole.values()
         for domain in found[0].deterministic["domains"]
     ]
+
+
+def _differs(name: str, records: Sequence[Record]) -> bool:
+    """Say whether a setting is not the same in all results; one of source statistics, in all of some method."""
+    first: dict[str, Any] = {}
+    for config in (record.cell.config for record in records):
+        owner = config["method"] if name in _SOURCE else ""
+        if first.setdefault(owner, config.get(name)) != config.get(name):
+            return True
+    return False
 
 
 def mixed_weights(records: Iterable[Record]) -> list[str]:

@@ -29,6 +29,8 @@ class TableOptions:
     """Seeds 0, 1, ... of each cell."""
     methods: tuple[str, ...] | None = None
     """Only these."""
+    parts: tuple[str, ...] | None = None
+    """Only these parts, of tables that are run part by part."""
 
 
 def _no_claims(records: Sequence[Record]) -> list[Claim]:
@@ -36,6 +38,10 @@ def _no_claims(records: Sequence[Record]) -> list[Claim]:
 
 
 def _no_listings() -> list[Listing]:
+    return []
+
+
+def _no_summaries(records: Sequence[Record]) -> list[Listing]:
     return []
 
 
@@ -50,6 +56,7 @@ class Table:
         rows: The numbers; from whatever results are there. By default the error of each method on each corruption.
         claims: The claims that can be checked with these results.
         listings: What else ``reproduce --json`` prints; follows from the package alone.
+        summaries: The same, where it follows from the results.
         scales: The scales it can run at, with a line about each.
         options: The fields of :class:`TableOptions` it knows.
         record: Whether it records how settings were chosen, or what a result is sensitive to, rather than being
@@ -62,6 +69,7 @@ class Table:
     rows: Callable[[Sequence[Record]], list[Row]] = error_rows
     claims: Callable[[Sequence[Record]], list[Claim]] = _no_claims
     listings: Callable[[], list[Listing]] = _no_listings
+    summaries: Callable[[Sequence[Record]], list[Listing]] = _no_summaries
     scales: Mapping[str, str] = field(default_factory=lambda: {"smoke": "as declared"})
     options: frozenset[str] = frozenset()
     record: bool = False
@@ -91,7 +99,7 @@ class Table:
         return Measured(
             rows=self.rows(records),
             claims=self.claims(records),
-            listings=self.listings(),
+            listings=[*self.listings(), *self.summaries(records)],
             table=self.name,
             scale=scale,
         )
@@ -126,6 +134,7 @@ class _StoredOptions:
     runs: int | None = None
     seeds: int | None = None
     methods: list[Any] | None = None
+    parts: list[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,8 +160,9 @@ class Request:
         if not isinstance(table, str) or not isinstance(scale, str) or not isinstance(options, dict):
             raise FileError("This run folder does not say what was asked for.", "Run its table again.")
         given = build(_StoredOptions, options, "what was asked for")
-        methods = tuple(map(str, given.methods or ())) or None  # JSON has no tuples
-        return cls(table, scale, TableOptions(runs=given.runs, seeds=given.seeds, methods=methods))
+        # JSON has no tuples.
+        methods, parts = (tuple(map(str, names or ())) or None for names in (given.methods, given.parts))
+        return cls(table, scale, TableOptions(runs=given.runs, seeds=given.seeds, methods=methods, parts=parts))
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""

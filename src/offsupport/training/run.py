@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -136,11 +137,18 @@ def find_result(name: str, out: Path) -> Path:
 
 def split(dataset: Dataset, held_out: int) -> tuple[Examples, Examples]:
     """Return what is trained on, and the held-out rest: the same images for every recipe on this data."""
+    kept_back = held_out_rows(dataset, held_out)
+    rest = np.setdiff1d(np.arange(len(dataset)), kept_back)
+    return Examples.of(dataset, rest), Examples.of(dataset, kept_back)
+
+
+def held_out_rows(dataset: Dataset, held_out: int) -> npt.NDArray[np.int64]:
+    """Return the rows of a training set that no recipe that holds so many out trains on, ascending."""
     if held_out >= len(dataset):
         raise ConfigError(f"{held_out} of {len(dataset)} images are held out.", "Leave some to train on.")
     # By the data set's name and not the run's seed: models of several seeds are compared on the same held-out images.
     rows = np.random.default_rng(derive_seed("held out", dataset.name)).permutation(len(dataset))
-    return Examples.of(dataset, np.sort(rows[held_out:])), Examples.of(dataset, np.sort(rows[:held_out]))
+    return np.sort(rows[:held_out]).astype(np.int64)
 
 
 # The state of a run on disk after each epoch: weights, momentum, generator and log in one safetensors file.

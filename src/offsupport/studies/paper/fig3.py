@@ -14,6 +14,7 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.results.intervals import Estimate
 from offsupport.results.rows import Claim, Row, below, shifted
+from offsupport.studies.adaptation import CALIBRATION, LABELLED, labelled_methods
 from offsupport.studies.errors import Part, difference, error_row, estimate, parts_of
 from offsupport.studies.grids import expand
 from offsupport.studies.published import fixed_settings
@@ -42,13 +43,15 @@ def _fixed(scale: str) -> dict[str, Any]:
 
 def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells; the same images, the same squares and orders everywhere."""
-    axes = {
-        "method": options.methods or METHODS,
-        "block": BLOCKS,
-        "severity": SEVERITIES,
-        "seed": range(options.seeds or 1),
-    }
-    return expand(axes, corruption="impulse_noise", **_fixed(scale))
+    axes = {"block": BLOCKS, "severity": SEVERITIES, "seed": range(options.seeds or 1)}
+    fixed = {"corruption": "impulse_noise", **_fixed(scale)}
+    ours = CALIBRATION if scale == "small" else {}
+    methods = options.methods or (METHODS if scale == "paper" else (*METHODS, *labelled_methods()))
+    return [
+        cell
+        for method in methods
+        for cell in expand({"method": [method], **axes}, **fixed, **(ours if method in LABELLED else {}))
+    ]
 
 
 def curves(records: Sequence[Record]) -> Curves:
