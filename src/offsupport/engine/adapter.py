@@ -143,7 +143,7 @@ class Adapter(Lifecycle, abc.ABC):
         self.alarms = Alarms()
         watched = self.alarms.initial() | (LastAnswers.initial() if options.monitor else {})
         watched |= {"unwatched": torch.zeros((), dtype=torch.long)} if options.monitor and self.watches > 1 else {}
-        watched |= {"window": torch.empty(0), "fresh": torch.zeros(())} | self.statistics_policy.initial_memory()
+        watched |= initial_window() | self.statistics_policy.initial_memory()
         self.memory = self.statistics_policy.memory = Memory(watched | self.initial_memory())
         self._pending: Tensor | None = None
         self._recorded: tuple[Seen, Tensor] | None = None
@@ -214,7 +214,8 @@ class Adapter(Lifecycle, abc.ABC):
 
     def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         """Run the model, with ``tensors`` in place of its own where given, and return its logits (N, K, ...)."""
-        self.statistics_policy.use(len(x))
+        company = self.norm_statistics.company
+        self.statistics_policy.use(len(x) if company is None or len(x) != company.images else company.size)
         if x is not self._pending or self._recorded is not None:
             return self._looked_at(x, tensors)
         with self.norm_statistics.recording() as seen:
@@ -238,6 +239,8 @@ class Adapter(Lifecycle, abc.ABC):
 
     def _run(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         self.passes["forward"] += 1
+        if self.norm_statistics.company is not None:
+            self.norm_statistics.company.begin(len(x))
         with self.autocast.again() if self.autocast.wanted else contextlib.nullcontext():
             out = self.model(x) if tensors is None else torch.func.functional_call(self.model, tensors, (x,))
         logits = check_output(out if self.options.logits is None else self.options.logits(out), len(x))
@@ -439,25 +442,27 @@ class Adapter(Lifecycle, abc.ABC):
     def _serve_batch(self, batch: Tensor, due: bool, x: Tensor) -> Tensor:
         if len(batch) < self.min_batch:
             self.count("small_batch")
-            logits = self._predict_small(batch, due)
+            logits = self._predict_small(batch, due, x)
         elif due and self.parameters_adapted and blank(batch):
             # A covered camera gives certain predictions and gradients all the same: a method would learn darkness.
             self.count("empty_selection")
-            logits = self.predict(batch)
+            logits = self._predict_newest(batch, x)
+        elif due:
+            logits = self._in_company(batch, torch.empty(2, 0, 0), lambda: self._guarded_step(batch))
         else:
-            logits = self._guarded_step(batch) if due else self.predict(batch)
+            logits = self._predict_newest(batch, x)
         # The newest images stand last in the window; only they are answered.
         logits = self._finite_logits(logits[-len(x) :].detach(), x)
         self._watch(x, logits)
         return logits
 
-    def _predict_small(self, batch: Tensor, due: bool) -> Tensor:
+    def _predict_small(self, batch: Tensor, due: bool, x: Tensor) -> Tensor:
         """Predict what is too small for a step."""
         if self.statistics_policy.follows:
             # With a window, images are counted once: when it is full.
-            return self.serve(batch) if due else self.predict(batch)
+            return self.serve(batch) if due else self._predict_newest(batch, x)
         with self.norm_statistics.using("source" if self.statistics_policy.kind == "source" else "blend"):
-            return self.predict(batch)
+            return self._predict_newest(batch, x)
 
     def _with_past(self, x: Tensor) -> tuple[Tensor, bool]:
         """Fill the batch up with past images to the size of the window; a step is due once per window of new images."""
@@ -466,13 +471,52 @@ class Adapter(Lifecycle, abc.ABC):
             return x, True
         past = self.memory["window"]
         # Images of another size cannot share a batch: the window starts anew.
-        fits = past.shape[1:] == x.shape[1:]
-        batch = torch.cat([past, x])[-max(size, len(x)) :] if fits else x
+        fits = past.shape[1:] == x.shape[1:] and len(x) < size
+        batch = torch.cat([past[max(0, len(past) + len(x) - size) :], x]) if fits else x
         fresh = self.memory["fresh"] + len(x)
         due = bool(fresh >= size)
-        self.memory["window"] = batch[-size:].clone()
+        # A model may change what it is given; where no step is due it is given the new images alone.
+        self.memory["window"] = batch[-size:].clone() if due or not fits else batch
         self.memory["fresh"] = torch.zeros(()) if due else fresh
         return batch, due
+
+    def _predict_newest(self, batch: Tensor, x: Tensor) -> Tensor:
+        """Predict ``x``, the newest images of a batch, without a step.
+
+        Past images are not passed again: at each batch-norm layer the moments they had stand in for them.
+        """
+        if batch is x and not self.options.window:
+            return self.predict(x)
+        past, wanted = self.memory["window_moments"], len(batch) - len(x)
+        if self._shares and (past.shape[1] if past.numel() else 0) < wanted:
+            whole = batch.clone()  # as above
+            self._unseen = None if self._unseen is None else whole
+            return self._in_company(whole, torch.empty(2, 0, 0), lambda: self.predict(whole))
+        self._unseen = None if self._unseen is None else x
+        if not self._shares:
+            return self.predict(x)
+        past = past[:, past.shape[1] - wanted :] if wanted else torch.empty(2, 0, 0)
+        return self._in_company(x, past, lambda: self.predict(x))
+
+    @property
+    def _shares(self) -> bool:
+        """Whether images of one batch have a say in each other's predictions."""
+        by_batch = self.norm_statistics.layers > 0 and self.statistics_policy.kind in ("batch", "blend")
+        return by_batch and not self.config.independent
+
+    def _in_company(self, x: Tensor, past: Tensor, answer: Callable[[], Tensor]) -> Tensor:
+        """Return the logits of ``x`` in the company of past images, and remember the moments of all of them."""
+        if not self.options.window or not self._shares:
+            return answer()
+        with self.norm_statistics.together(past, len(x)) as company:
+            logits = answer()
+        found = company.moments(self.norm_statistics.channels)
+        if found is None:
+            self.memory["window_moments"] = torch.empty(0)
+        else:
+            found = torch.cat([past, found], 1) if past.shape[1] else found
+            self.memory["window_moments"] = found[:, -self.options.window :]
+        return logits
 
     def _guarded_step(self, x: Tensor) -> Tensor:
         before = self.snapshot()  # a method may have moved parameters, memory and generator before it fails
@@ -494,10 +538,11 @@ class Adapter(Lifecycle, abc.ABC):
         self._pending, self._recorded = x, None
         try:
             logits = self.step(x)
-            if self._recorded is None:  # it looked at augmented copies alone
+            self._pending, recorded = None, self._recorded
+            if recorded is None:  # it looked at augmented copies alone
                 self.serve(x)
             else:
-                policy.count(*self._recorded)
+                policy.count(*recorded)
             return logits
         finally:
             self._pending = self._recorded = None
@@ -656,6 +701,11 @@ class Adapter(Lifecycle, abc.ABC):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the adapted parameters as an optimiser takes them."""
         return [{"params": list(self.parameters_adapted.values())}]
+
+
+def initial_window() -> dict[str, Tensor]:
+    """Return what a window remembers, at its start: images, their moments, how many came since the last step."""
+    return {"window": torch.empty(0), "window_moments": torch.empty(0), "fresh": torch.zeros(())}
 
 
 # The base of methods that augment images: they must know what a pixel is.

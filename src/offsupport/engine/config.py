@@ -134,7 +134,7 @@ class StepConfig(BatchConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("lr", 0 <= self.lr <= 1e6, "in [0, 1e6]")
+        require("lr", self.lr is None or 0 <= self.lr <= 1e6, "in [0, 1e6]")
         require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -163,6 +163,11 @@ class MinimalStatistics(CountedStatistics):
         """Return how many images were counted."""
         return float(self.memory["evidence"][0])
 
+    def waiting(self) -> float:
+        """Return how many wait for others to be counted with."""
+        gathered = self.memory["gathered"]
+        return float(gathered[0]) if gathered.numel() else 0.0
+
     def state(self) -> Tensor:
         """Return the shift of the moments."""
         return self.memory["shift"]

@@ -171,12 +171,9 @@ def adapt(
         raise ModelError("This model is adapted already.", "Pass the model inside: adapted.model.")
     hyper, head = _split_head(hyper, head)
     config = method_config(method, preset, hyper)
-    given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
-    given |= {
-        "input_range": input_range,
-        "trusted": trusted,
-        "monitor": cls.watches > 1 if monitor is None else monitor,
-    }
+    given: dict[str, Any] = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed}
+    watching = cls.watches > 1 if monitor is None else monitor
+    given |= {"inplace": inplace, "input_range": input_range, "trusted": trusted, "monitor": watching}
     options = build(Options, given, "adapt()")
     check_model(model, cls.info)
     if not trusted and not (cls.info.bounded or config.bounded):

@@ -458,8 +458,9 @@ class Lifecycle(nn.Module):
             counters: ``events`` and ``passes``.
             where: Where they come from, for the error.
         """
-        # Files of 0.2.0 know one alarm and its memory; the others start anew.
-        tensors = {f"memory/{name}": value for name, value in Alarms.initial().items()} | dict(tensors)
+        # Files of 0.2.0 know one alarm and its memory, and no moments of a window: these start anew.
+        later = Alarms.initial() | {"window_moments": torch.empty(0)}
+        tensors = {f"memory/{name}": value for name, value in later.items()} | dict(tensors)
         snapshot, device = require_state(self, tensors, where), self.device
         events = _counted(counters.get("events"), EVENTS, where)
         passes = _counted(counters.get("passes"), ("forward", "backward"), where)

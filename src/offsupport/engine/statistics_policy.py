@@ -229,7 +229,7 @@ class RunningStatistics(CountedStatistics):
 
     def initial_memory(self) -> dict[str, Tensor]:
         """Remember the mean of the moments, and of how many images."""
-        return {"moments": as_moments(self.known), "images": torch.zeros((), dtype=torch.float64)}
+        return {"stream_moments": as_moments(self.known), "images": torch.zeros((), dtype=torch.float64)}
 
     def images(self) -> float:
         """Return how many images were counted."""
@@ -237,26 +237,26 @@ class RunningStatistics(CountedStatistics):
 
     def state(self) -> Tensor:
         """Return the mean of the moments."""
-        return self.memory["moments"]
+        return self.memory["stream_moments"]
 
     def moments(self) -> Tensor:
         """Return their mean."""
-        return self.memory["moments"]
+        return self.memory["stream_moments"]
 
     def unseen(self) -> Tensor:
         """Return the mean of the moments: such a layer stays where it is."""
-        return self.memory["moments"]
+        return self.memory["stream_moments"]
 
     def _count(self, moments: Tensor, shares: Tensor) -> None:
         images, now = moments.shape[1], self.now
         away = (moments - now.moments).sum(1) / (self.prior + now.images + images)
-        after = {"moments": self.memory["moments"] + away, "images": self.memory["images"] + images}
+        after = {"stream_moments": self.memory["stream_moments"] + away, "images": self.memory["images"] + images}
         self.memory.update(after)
 
     def _moved(self) -> Tensor:
         if not self.images():
             return self.known  # not by way of second moments, which would round it
-        mean, square = self.memory["moments"]
+        mean, square = self.memory["stream_moments"]
         return torch.stack([mean, (square - mean.square()).clamp(min=0)])
 
 

@@ -14,6 +14,7 @@ either, and on an image near the source the calm one is sure and outvotes the ot
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -29,6 +30,7 @@ from offsupport.engine.statistics_policy import StatisticsPolicy
 from offsupport.functional import as_rows, mutual_information
 from offsupport.monitor.alarms import RECENT, labels_of, order_score
 from offsupport.monitor.calibration import BATCH, SIMULATED, simulated_shifts
+from offsupport.nn.inspect import HALF
 from offsupport.nn.projected import encoder_parameters
 
 SHARES = (0.0, 0.33, 0.5, 0.67)
@@ -115,12 +117,12 @@ class Auto(Adapter):
 
     @property
     def encoder(self) -> dict[str, Tensor]:
-        """The weights that steps move, as they came; none without a classifier layer, or where they are too coarse."""
+        """The weights that steps move, as they came; none without a classifier layer, or in half precision."""
         try:
             found = encoder_parameters(self.model, self.classifier)
         except ModelError:
             return {}
-        coarse = any(weight.dtype != torch.float32 for weight in found.values())
+        coarse = any(weight.dtype in HALF for weight in found.values())
         return {} if coarse else {name: weight.detach() for name, weight in found.items()}
 
     # One batch -------------------------------------------------------------------------------------------------------
@@ -129,13 +131,14 @@ class Auto(Adapter):
         """Predict calmly; where the evidence allows, boldly too, and return the mean of both."""
         before = self._images()
         calm = self.serve(x)
-        if self._images() < before:
+        if self._images() < before + len(x):
             self._forget()  # an abrupt change: the statistics began anew, so must the weights
         share = self._bold_share(calm)
         if share < FAINT:
             return calm
         bold = self._bold(x, learns=not self.watched)
-        return ((1 - share) * calm.softmax(1) + share * bold.softmax(1)).log()
+        # In logarithms: probabilities too small for the type would come out as minus infinity.
+        return torch.logaddexp(calm.log_softmax(1) + math.log1p(-share), bold.log_softmax(1) + math.log(share))
 
     def _bold_share(self, calm: Tensor) -> float:
         """Return how much the bold prediction of this batch counts."""
@@ -168,8 +171,9 @@ class Auto(Adapter):
         return 0.0 if score is None else max(0.0, 1 - PLAIN / score)
 
     def _images(self) -> float:
+        """Return how many images the statistics rest on."""
         policy = self.statistics_policy
-        return policy.images() if isinstance(policy, MinimalStatistics) else 0.0
+        return policy.images() + policy.waiting() if isinstance(policy, MinimalStatistics) else math.inf
 
     def _forget(self) -> None:
         """Let the bold weights begin anew from the source."""
@@ -264,7 +268,7 @@ class Auto(Adapter):
             return f"{first}; steps are taken beside them, because batches are large, in random order and shifted."
         why = {
             not self.options.trusted: "strangers may send images",
-            not self.encoder: "the model has no classifier layer in single precision to keep",
+            not self.encoder: "the model has no classifier layer to keep, or computes in half precision",
             (self.share if self.config.share is None else self.config.share)
             < FAINT: "simulated shifts spoke against it",
         }

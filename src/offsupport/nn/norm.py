@@ -99,6 +99,51 @@ def _shaped(raw: list[Raw]) -> Tensor:
     return found.mul_(_inverse(tuple((each.shape[1], count) for each, _, count in raw), found.device, found.dtype))
 
 
+class Company:
+    """Past images that new ones are normalised together with; their moments stand in for them.
+
+    Args:
+        past: The moments of the past images at all layers, (2, n, channels); there may be none.
+        images: How many new ones a pass brings. Passes over other numbers, as of a selection, are not listened to.
+    """
+
+    def __init__(self, past: Tensor, images: int) -> None:
+        self.past, self.images = past, images
+        self.sums = past.sum(1)
+        self.seen, self.listens = Seen(), False
+
+    def begin(self, images: int) -> None:
+        """Listen to a pass over so many images; the last one that is listened to counts."""
+        self.listens = images == self.images
+        if self.listens:
+            self.seen = Seen()
+
+    @property
+    def size(self) -> int:
+        """How many images there are together."""
+        return self.past.shape[1] + self.images
+
+    def join(self, place: slice, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Note what a layer is given; return mean and variance of past and new images, or None where none are past."""
+        start = place.start
+        self.seen.add(start, x)
+        if not self.past.shape[1]:
+            return None
+        total = (self.sums[:, place] + self.seen.of(start)[-1].sum(1)) / self.size
+        return total[0], (total[1] - total[0].square()).clamp(min=0)
+
+    def moments(self, channels: int) -> Tensor | None:
+        """Return the moments of the new images, (2, N, channels); None where no layer was asked, or one was not finite.
+
+        A layer that did not run has zeros.
+        """
+        if not self.seen:
+            return None
+        like = next(iter(self.seen.layers.values()))[0][0]
+        found = self.seen.moments(like.new_zeros(2, channels))
+        return found if math.isfinite(float(found.sum())) else None
+
+
 @functools.lru_cache(maxsize=64)
 def _inverse(layers: tuple[tuple[int, int], ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return what a position counts in each channel, from the width and the positions of each layer."""
@@ -126,6 +171,10 @@ class NormStatistics:
     """How many channels each followed layer has, in the order they stand in."""
     seen: Seen | None = None
     """What the layers were given in the pass under way; None where nobody asks."""
+    channels: int = 0
+    """Of all layers together."""
+    company: Company | None = None
+    """Past images that those of a pass are normalised together with; None where they stand alone."""
     _parts: tuple[Tensor, dict[int, tuple[Tensor, Tensor]]] | None = None
     """The followed tensor cut into layers, by where they start: cutting takes longer than a small layer."""
 
@@ -173,6 +222,15 @@ class NormStatistics:
             self.seen = None
 
     @contextlib.contextmanager
+    def together(self, past: Tensor, images: int) -> Iterator[Company]:
+        """Normalise new images together with past ones inside the block, by the moments of those, (2, n, channels)."""
+        self.company = Company(past, images)
+        try:
+            yield self.company
+        finally:
+            self.company = None
+
+    @contextlib.contextmanager
     def counting_moves(self, model: nn.Module) -> Iterator[Tensor]:
         """Count inside the block how often ``ema`` moves the statistics of each channel, (channels,).
 
@@ -205,6 +263,8 @@ class AdaptiveStatistics:
     """Whether the layer's own forward is that of torch's batch norm and nothing more."""
     place: slice | None = None
     """Where its channels stand in :attr:`NormStatistics.running`; None where they are not followed."""
+    span: slice
+    """Where they stand among those of all layers, followed or not."""
     running_mean: Tensor | None
     running_var: Tensor
 
@@ -214,6 +274,8 @@ class AdaptiveStatistics:
         statistics = "batch" if self.running_mean is None else shared.kind
         if shared.seen is not None and self.place is not None:
             shared.seen.add(self.place.start, x)
+        company = shared.company
+        joined = company.join(self.span, x) if company is not None and company.listens else None
         if statistics == "source":
             return self._normalised(x, self.running_mean, self.running_var)
         if statistics == "running":
@@ -223,7 +285,11 @@ class AdaptiveStatistics:
             attributes = {"track_running_stats": True, "momentum": shared.momentum, "num_batches_tracked": None}
             return self._with(x, training=True, running_mean=mean, running_var=var, **attributes)
         if statistics == "blend":
-            return self._normalised(x, *self._blend(x))
+            return self._normalised(x, *self._blend(x, joined))
+        return self._by_batch(x) if joined is None else self._normalised(x, *joined)
+
+    def _by_batch(self, x: Tensor) -> Tensor:
+        """Normalise by the mean and variance of ``x`` itself."""
         if x.numel() > x.shape[1]:
             return self._with(x, training=True, track_running_stats=False)
         # One value per channel is its own mean: torch refuses it, the formula gives the shift, whatever the value is.
@@ -264,13 +330,18 @@ class AdaptiveStatistics:
         return self.norm_statistics.part(self.place.start)
 
     @torch.no_grad()
-    def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        # To a gradient they are constants, as running statistics are in evaluation. Under autocast x is in half.
-        x = x.to(self.running_var.dtype)
-        axes = [axis for axis in range(x.dim()) if axis != 1]
-        var, mean = torch.var_mean(x, axes, correction=0)
-        weight = len(x) / (len(x) + self.norm_statistics.prior)
+    def _blend(self, x: Tensor, joined: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
         known_mean, known_var = self._known()
+        if joined is None:
+            # To a gradient they are constants, as running statistics are in evaluation. Under autocast x is in half.
+            x = x.to(self.running_var.dtype)
+            axes = [axis for axis in range(x.dim()) if axis != 1]
+            var, mean = torch.var_mean(x, axes, correction=0)
+            images = len(x)
+        else:
+            assert self.norm_statistics.company is not None  # noqa: S101 (who was joined)
+            (mean, var), images = joined, self.norm_statistics.company.size
+        weight = images / (images + self.norm_statistics.prior)
         return known_mean.lerp(mean, weight), known_var.lerp(var, weight)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -305,6 +376,9 @@ def adopt_batch_norm(model: nn.Module) -> NormStatistics:
             if not isinstance(module, AdaptiveStatistics):
                 module.__class__ = _adaptive(type(module))
             module.norm_statistics = shared  # type: ignore[assignment]
+            width = shared.channels + module.num_features
+            module.span = slice(shared.channels, width)  # type: ignore[assignment]
+            shared.channels = width
             shared.layers += 1
     return shared
 

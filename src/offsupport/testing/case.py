@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from offsupport.engine.adapter import Adapter
+from offsupport.engine.source_stats import SourceStats
 from offsupport.engine.state import Snapshot
 from offsupport.methods import METHODS, adapt, source_stats
 from offsupport.testing.networks import Factory, toy_images
@@ -42,16 +43,19 @@ class Case:
     def wrap(self, model: nn.Module | None = None, **options: Any) -> Adapter:
         """Adapt ``model``, by default a new copy of the network; ``options`` go before the case's hyper-parameters."""
         model = self.network() if model is None else model
-        stats = None
+        with quiet():
+            return adapt(model, self.method, source=self.stats(model, **options), **{**self.hyper, **options})
+
+    def stats(self, model: nn.Module, **options: Any) -> SourceStats | None:
+        """Return the source statistics that the method gets; None where it uses none, or is to do without."""
         use = METHODS[self.method].info.source
         moments = {**self.hyper, **options}.get("statistics") == "minimal"
-        if use == "required" or ((use == "optional" or moments) and self.source):
-            images = [toy_images(16, seed, shifted=False)[0] for seed in range(3)]
-            about = {key: options[key] for key in ("logits", "head") if key in options}
-            about |= {"statistics": "minimal"} if moments else {}
-            stats = source_stats(model, images, self.method, **about)
-        with quiet():
-            return adapt(model, self.method, source=stats, **{**self.hyper, **options})
+        if use != "required" and not ((use == "optional" or moments) and self.source):
+            return None
+        images = [toy_images(16, seed, shifted=False)[0] for seed in range(3)]
+        about: dict[str, Any] = {key: options[key] for key in ("logits", "head") if key in options}
+        about |= {"statistics": "minimal"} if moments else {}
+        return source_stats(model, images, self.method, **about)
 
     @property
     def steps(self) -> bool:

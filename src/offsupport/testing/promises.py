@@ -153,7 +153,7 @@ def check_save_load(case: Case) -> None:
             run(other, stream(1, seed=5))
             other.load(path)
             with quiet():
-                again = load_adapted(case.network(), path, source=adapter.source)
+                again = load_adapted(case.network(), path, source=case.stats(case.network()))
         promise_same_state(other.snapshot(), again.snapshot(), "load_adapted() and load() differ.")
         return other
 
@@ -359,7 +359,7 @@ def _check_absurd(adapter: Adapter) -> None:
 
 
 def check_window(case: Case) -> None:
-    """With ``window=N`` past images fill batches up, and one step is made per N new images."""
+    """With ``window=N`` past images fill batches up; they pass again for a step, one per N new images."""
     size, adapter = 20, case.wrap(window=20)
     singles = stream(45, size=1)
     steps: list[int] = []
