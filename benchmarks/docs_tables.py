@@ -9,8 +9,8 @@ what the paper prints behind what was measured, columns downwards; ``averages`` 
 and seconds from the cells and memory from results/memory.json; ``gates`` has them with gates and ranks of the sparsity
 constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has
 its lines, with ``: NAMES`` behind it those that begin with one of the names.
-``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels, ``<!-- paper_cost hours -->`` GPU hours, and
-``<!-- method table -->`` the methods of the registry.
+``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels,
+``<!-- paper_cost hours -->`` GPU hours, and ``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
 """
 

@@ -55,9 +55,9 @@ def test_the_mean_of_a_calm_and_a_bold_prediction_is_a_plain_loop():
     net = made(network, clean)
     stats = offsupport.source_stats(net, [clean], method="minimal")
     adapted = offsupport.adapt(
-        net, "auto", source=dataclasses.replace(stats, method="auto"), share=0.4, monitor=False, collapse="off"
+        net, "auto", source=dataclasses.replace(stats, method="auto"), share=0.4, startle=1e9, monitor=False
     )
-    calm = offsupport.adapt(net, "minimal", source=stats, collapse="off")
+    calm = offsupport.adapt(net, "minimal", source=stats, startle=1e9)
     # Bold weights: all but the classifier, SGD with momentum, each step pulled back to the source.
     ours = made(network, clean)
     moving = [p for name, p in ours.named_parameters() if not name.startswith("head")]
@@ -73,7 +73,7 @@ def test_the_mean_of_a_calm_and_a_bold_prediction_is_a_plain_loop():
         with torch.no_grad():
             for p, g, v, s in zip(moving, gradients, velocity, source, strict=True):
                 v.mul_(CONFIG.momentum).add_(g)
-                p -= CONFIG.lr * v
+                p -= CONFIG.lr * min(1.0, size / 64) * v
                 p += CONFIG.pull * (s - p)
         assert_close(adapted(x), expected, f"batch {t}")
     assert_close(adapted.memory["weights"], torch.cat([p.detach().flatten() for p in moving]), "weights")
@@ -88,7 +88,7 @@ def test_very_sure_predictions_stay_finite():
     adapted = offsupport.adapt(net, "auto", share=0.5, monitor=False)
     out = run(adapted, stream(2, size=64))
     assert takes_steps(adapted)
-    assert not adapted.events["bad_logits"]
+    assert not adapted.events["bad_input"]
     assert all(x.isfinite().all() for x in out)
 
 
@@ -139,7 +139,7 @@ def test_strangers_images_are_never_stepped_on(stats):
 
 def test_clean_images_are_not_stepped_on(stats):
     adapted = bold(source=stats)
-    run(adapted, [toy_images(64, seed, shifted=False)[0] for seed in range(50, 54)])
+    run(adapted, [toy_images(64, seed, shifted=False)[0] for seed in range(50, 52)])
     assert not takes_steps(adapted)
 
 

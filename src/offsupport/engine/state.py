@@ -224,7 +224,7 @@ def saved_set_up(path: Path | str) -> dict[str, Any]:
     # Files of 0.2.0 do not say a range: then it is that of images.
     limits = manifest.get("input_range", PIXELS)
     options = {"input_range": tuple(limits) if isinstance(limits, list) else limits}
-    later = {"monitor": True} if manifest.get("monitor") else {}
+    later = {"monitor": manifest.get("monitor") is True}
     later |= {"trusted": False} if manifest.get("trusted") is False else {}
     return {**{name: manifest[name] for name in ("method", *_OPTIONS)}, **options, **later, **manifest["config"]}
 

@@ -26,6 +26,10 @@ Predict = Callable[[Tensor], Tensor]
 """Logits of images by the statistics in force; keeps no graph."""
 
 
+COMPANY = 8
+"""Fewer images together say too little to be predicted by what they themselves tell."""
+
+
 class StatisticsPolicy:
     """Statistics that remember nothing: of the batch, of the source, or of both.
 
@@ -171,25 +175,25 @@ class CountedStatistics(FollowedStatistics):
 
     def prepare(self, x: Tensor, predict: Predict) -> bool:
         """Count a batch before a step on it where too little is known to predict it by."""
-        early = self.now.images < self.young and len(self._groups(x)) > 1
+        early = self.now.images < self.young and len(x) >= COMPANY
         if early:
             for group in self._groups(x):
                 self._predict_and_count(group, predict)
         return early
 
     def serve(self, x: Tensor, predict: Predict) -> Tensor:
-        """Predict group by group, each by what was known before it; what was predicted too early is predicted again."""
-        groups = self._groups(x)
-        logits, early = [], 0
-        for group in groups:
-            if self.now.images < self.young:
-                early += len(group)
+        """Predict group by group, each by what was known before it; where that was too little, predict once more."""
+        logits, again = [], []
+        for group in self._groups(x):
+            before = self.now.images
             logits.append(self._predict_and_count(group, predict))
-        if len(groups) == 1:
-            return logits[0]
-        found = torch.cat(logits)
-        if early:
-            found[:early] = predict(x[:early])
+            # After an abrupt change fewer images count than before: the group was predicted by what no longer holds.
+            poor = before < self.young or self.now.images < before
+            again += [poor and len(x) >= COMPANY] * len(group)
+        found = torch.cat(logits) if len(logits) > 1 else logits[0]
+        if any(again):
+            rows = torch.tensor(again, device=x.device)
+            found[rows] = predict(x if all(again) else x[rows])
         return found
 
     def _groups(self, x: Tensor) -> tuple[Tensor, ...]:

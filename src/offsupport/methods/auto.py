@@ -57,10 +57,10 @@ class AutoConfig(MinimalConfig):
 
     share: float | None = None
     """How much the bold prediction counts where the shift is large; None is what simulated shifts told. 0: no steps."""
-    least: int = 32
+    least: int = 16
     """The smallest batch that the bold prediction is asked for."""
     lr: float = 1e-2
-    """Step size of SGD."""
+    """Step size of SGD for batches of 64 images and more; smaller ones take shorter steps."""
     momentum: float = 0.9
     """Momentum of SGD."""
     pull: float = 0.002
@@ -192,17 +192,17 @@ class Auto(Adapter):
             require_finite_loss(loss)
             self.passes["backward"] += 1
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-            self._follow(torch.cat([gradient.flatten() for gradient in found]))
+            self._follow(torch.cat([gradient.flatten() for gradient in found]), min(1.0, len(x) / BATCH))
         return logits.detach()
 
-    def _follow(self, gradient: Tensor) -> None:
+    def _follow(self, gradient: Tensor, length: float) -> None:
         """Take one step of SGD with momentum, and pull the weights back to the source a little."""
         if not all_finite([gradient]):
             raise StepRejected("bad_grad")
         source = torch.cat([weight.flatten() for weight in self.encoder.values()])
         weights, velocity = self.memory["weights"], self.memory["velocity"]
         velocity = gradient + self.config.momentum * velocity if velocity.numel() else gradient
-        weights = (weights if weights.numel() else source) - self.config.lr * velocity
+        weights = (weights if weights.numel() else source) - length * self.config.lr * velocity
         weights = weights.lerp(source, self.config.pull)
         if not all_finite([weights]):
             raise StepRejected("bad_param")
