@@ -8,8 +8,8 @@ Instead of a group, ``claims`` lists the claims, ``numbers`` every number on a l
 what the paper prints behind what was measured, columns downwards; ``averages`` has the columns ``.../avg`` with passes
 and seconds from the cells and memory from results/memory.json; ``gates`` has them with gates and ranks of the sparsity
 constraint; ``candidates`` has what was tried for each method.
-``<!-- estimate streams -->`` has accuracy without labels, ``<!-- paper_cost hours -->`` GPU hours, and
-``<!-- method table -->`` the methods of the registry.
+``<!-- estimate streams -->`` has accuracy without labels, ``<!-- norm_statistics streams -->`` methods on other
+statistics, ``<!-- paper_cost hours -->`` GPU hours, and ``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -40,6 +40,7 @@ PAGES = (
             "augment.md",
             "reliability.md",
             "monitor.md",
+            "methods.md",
         )
     ),
     ROOT / "README.md",
@@ -59,6 +60,9 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
         if (name, group) == ("estimate", "streams"):
             summary = json.loads((results / "estimate.json").read_text())["summary"]
             return before + "".join(f"{line}\n" for line in _estimates(summary)) + after
+        if (name, group) == ("norm_statistics", "streams"):
+            summary = json.loads((results / "norm_statistics.json").read_text())["summary"]
+            return before + "".join(f"{line}\n" for line in _statistics(summary)) + after
         if group == "hours":
             payload = json.loads((results / f"{name}.json").read_text())
             return before + "".join(f"{line}\n" for line in _hours(payload)) + after
@@ -105,6 +109,29 @@ def _estimates(summary: dict[str, Any]) -> list[str]:
             said += [percent(found["harms_said_elsewhere"]), percent(found["order_alarms"])]
             errors = [f"{found['source_error']:.1f}", f"{found['adapted_error']:.1f}"]
             body.append([name.replace(order, words, 1), str(found["streams"]), *errors, *shares, *said])
+    return _markdown(heads, body)
+
+
+def _statistics(summary: list[dict[str, Any]]) -> list[str]:
+    """Return the errors of methods by what batch norm normalises by."""
+    orders = {"iid": "random", "sorted": "sorted"}
+    heads = [
+        "method",
+        "networks",
+        "images",
+        "order",
+        "batch",
+        "streams",
+        "`batch`",
+        "`minimal`",
+        "`minimal`, `source=`",
+    ]
+    body = [
+        [f"`{found['method']}`", found["networks"], found["images"], orders[found["order"]]]
+        + [str(found["batch"]), str(found["streams"])]
+        + [f"{found[word]:.1f}" for word in ("batch", "minimal", "minimal, source")]
+        for found in summary
+    ]
     return _markdown(heads, body)
 
 
