@@ -117,9 +117,7 @@ ALONE = {
     "engine/sparsity.py": "the constraint that +sc puts on any method; importing it makes the names known",
     "nn/lora.py": "a layer type: it stands with the networks, and the constraint is its user",
     "theory/ranking.py": "public: how well a score ranks shifts",
-    "data/order.py": "in which order images come, apart from where they come from",
     "monitor/accuracy.py": "accuracy without labels; public as offsupport.monitor, which is what its users import",
-    "data/streams.py": "public as offsupport.data.stream, which is what its users import",
     "latent/extrapolator/manifold.py": "Theorem 1 with finite C: mathematics of its own",
 }
 """Files with one importer that are none of these kinds, and why they stand alone."""

@@ -222,7 +222,7 @@ def heat_map(table: Mapping[str, Mapping[str, float]], label: str, full: float =
                     colour = PALETTE[1] if value > 0 else PALETTE[0]
                     axes.fill_between([x, x + 1], y - 0.5, y + 0.5, color=colour, alpha=0.75 * depth, linewidth=0)
                     axes.text(x + 0.5, y, f"{value:.1f}", ha="center", va="center", fontsize=8.5)
-        axes.set_xticks([x + 0.5 for x in range(len(columns))], [_short(name, 14) for name in columns])
+        axes.set_xticks([x + 0.5 for x in range(len(columns))], [_short(name, 12) for name in columns], fontsize=8.5)
         axes.set_yticks(range(len(table)), [_short(name, 34) for name in table], fontsize=8.5)
         axes.set_ylim(len(table) - 0.5, -0.5)
         axes.set_xlim(0, max(len(columns), 1))
