@@ -107,7 +107,7 @@ def _run(service: Service, host: str, port: int, token: str | None, untrusted: b
         log("serving", **about)
 
     # Alarms of streams come as warnings; a log in which every line is JSON can be read by machines.
-    warnings.showwarning = lambda message, *_, **__: log("warning", text=str(message))  # type: ignore[assignment]
+    warnings.showwarning = lambda message, *_, **__: log("warning", text=str(message))
     run(service, host=host, port=port, token=token, ready=ready)
 
 

@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
@@ -130,19 +130,18 @@ def run(service: Service, *, host: str, port: int, token: str | None = None, rea
     listening = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     app = make_app(service, token=token, loopback=is_loopback(host))
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=int(GRACE),
-        server_header=False,
-    )
     with contextlib.closing(listening):
         ready(f"http://{shown}:{listening.getsockname()[1]}")
         # uvicorn answers what is in hand and then sends itself the signal again, which others may wait for.
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listening])
+            make_server(app).run(sockets=[listening])
+
+
+def make_server(app: FastAPI) -> uvicorn.Server:
+    """Return a server of an application, at a free port of this machine unless it is given a socket."""
+    # The service has a log of its own, in which every line is JSON.
+    quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "lifespan": "off"}
+    return uvicorn.Server(uvicorn.Config(app, port=0, timeout_graceful_shutdown=GRACE, **quiet))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -418,7 +417,7 @@ class _InMemory(MultiPartParser):
 async def _files_of(request: Request, body: bytes, most: int) -> list[bytes]:
     """Return the files of a form in their order; their names are not looked at."""
 
-    async def chunks() -> AsyncIterator[bytes]:
+    async def chunks() -> AsyncGenerator[bytes, None]:
         yield body
 
     try:
