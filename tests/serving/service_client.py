@@ -62,9 +62,7 @@ class Client:
     def together(self, requests):
         async def run():
             transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://127.0.0.1", headers=self.headers
-            ) as http:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
                 return await asyncio.gather(*(http.request(m, p, **more) for m, p, more in requests))
 
         return asyncio.run(run())
