@@ -94,16 +94,25 @@ def json_lines(stream: Any = None) -> Callable[..., None]:
     return write
 
 
-def make_app(service: Service, *, token: str | None = None, loopback: bool = False) -> FastAPI:
+def make_app(service: Service, *, token: str | None = None, loopback: bool = False, closes: bool = False) -> FastAPI:
     """Return the ASGI application of a service.
 
     Args:
-        service: What answers. Whoever opened it closes it.
+        service: What answers.
         token: What a request must bring as ``Authorization: Bearer TOKEN``; None asks for nothing.
         loopback: Whether only this machine can connect; then names of other hosts are refused, which pages of
             strangers could make a browser here use.
+        closes: Whether the service ends with the application; otherwise whoever opened it closes it.
     """
-    app = FastAPI(title="offsupport", version=__version__, docs_url=None, redoc_url=None)  # those load foreign scripts
+
+    @contextlib.asynccontextmanager
+    async def life(app: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        if closes:
+            service.close()
+
+    # Neither of the pages of FastAPI: they load scripts from elsewhere.
+    app = FastAPI(title="offsupport", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     handlers = _Handlers(service)
     app.add_api_route("/", handlers.page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/predict", handlers.predict, methods=["POST"], openapi_extra=_PREDICT, responses=_REFUSALS)
@@ -185,7 +194,8 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] != "http":
-            return  # nothing here speaks websocket
+            await self.app(scope, receive, send)  # the beginning and the end; nothing here speaks websocket
+            return
         began, answered = time.perf_counter(), 0
 
         async def send_on(message: Message) -> None:
