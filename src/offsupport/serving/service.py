@@ -86,7 +86,7 @@ class BrokenImagesError(InputError):
     """Some images of a request cannot be predicted, so none was.
 
     Args:
-        broken: What is wrong, by the place of the image in the request.
+        broken: What is wrong, by the place of the image in the request, from 0.
     """
 
     def __init__(self, broken: Mapping[int, str]) -> None:

@@ -269,7 +269,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 422)
     more = {}
     if isinstance(error, BrokenImagesError):
-        more["broken"] = [{"image": i, "error": why} for i, why in error.broken.items()]
+        more["broken"] = [{"image": i + 1, "error": why} for i, why in error.broken.items()]
     answer = _sentence(status, error.message, error.remedy, **more)
     if status == 503:
         answer.headers["Retry-After"] = "1"
@@ -438,13 +438,13 @@ async def _files_of(request: Request, body: bytes, most: int) -> list[bytes]:
         raise InputError(
             "The form cannot be read, or has other fields than files.", f"Send files in the field '{FIELD}'."
         ) from None
-    found = []
-    for name, file in form.multi_items():
-        if name != FIELD or not isinstance(file, UploadFile):
+    try:
+        files = form.multi_items()
+        if any(name != FIELD for name, _ in files):
             raise InputError(f"Images come in the field '{FIELD}'.", f"With curl: -F {FIELD}=@photo.png")
-        found.append(await file.read())
-        await file.close()
-    return found
+        return [await file.read() for _, file in files if isinstance(file, UploadFile)]
+    finally:
+        await form.close()
 
 
 def _arrays(body: bytes) -> Tensor:
