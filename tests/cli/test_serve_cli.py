@@ -34,7 +34,7 @@ def test_without_the_extra_the_line_that_installs_it_is_said(command, monkeypatc
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--model", "zoo:cifar10-resnet18x0.25-supervised", "--token", "short"], "can be guessed"),
+        (["--model", "zoo:cifar10-resnet18x0.25-supervised", "--token", "short"], "at least 16 ASCII letters"),
         (["--model", "zoo:cifar10-resnet18x0.25-supervised", "--method", "tnet"], "tent"),
         (["--model", "zoo:cifar10-resnet18x0.25-supervised", "--hyper", "seed=3"], "--seed"),
         (["--model", "evil:function", "--size", "8"], "--allow-code"),

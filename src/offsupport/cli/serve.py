@@ -66,8 +66,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP that adapts to what it is sent: POST /predict; a live page at /."""
     _require_extra()
-    if token is not None and len(token) < SHORTEST_TOKEN:
-        raise ConfigError(f"A token of {len(token)} signs can be guessed.", f"Use at least {SHORTEST_TOKEN}.")
+    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii()):
+        raise ConfigError("This token can be guessed or mistaken.", f"Use at least {SHORTEST_TOKEN} ASCII letters.")
     import torch
 
     from offsupport.serving.service import open_service

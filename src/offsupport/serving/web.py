@@ -381,7 +381,7 @@ def _key(request: Request) -> str:
 async def _read_body(request: Request, most: int) -> bytes:
     """Return the body of a request; more than it may have is refused as soon as that is known."""
     declared = request.headers.get("content-length", "0")
-    if not declared.isdigit() or int(declared[:20]) > most:
+    if not re.fullmatch(r"[0-9]{1,15}", declared) or int(declared) > most:
         raise _too_long(most)
     body = bytearray()
 
