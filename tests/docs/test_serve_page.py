@@ -78,3 +78,17 @@ def test_what_the_page_shows_is_what_comes_back(tmp_path, monkeypatch):
                     assert line in answer.text
             else:
                 assert same(json.loads(shown), answer.json()), (words, answer.text)
+
+
+def test_the_table_of_the_page_is_what_was_measured():
+    stored = json.loads((PAGE.parents[1] / "results" / "serving.json").read_text(encoding="utf-8"))
+    table = PAGE.read_text(encoding="utf-8").partition("<!-- serving -->")[2].partition("<!-- /serving -->")[0]
+    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
+    keys = ("side", "clients", "p50_ms", "p99_ms", "images_per_second", "ratio_p50", "ratio_throughput")
+    assert shown == [[_written(row[key]) for key in keys] for row in stored["rows"]]
+
+
+def _written(value):
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.2f}" if value < 10 else str(round(value))
