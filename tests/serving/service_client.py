@@ -1,14 +1,18 @@
 """A client of an ASGI application in this process, without a server, a port or a thread; and images to send."""
 
 import asyncio
+import contextlib
 import io
 import threading
+import time
 
 import httpx
 import numpy as np
 import torch
 from PIL import Image
 from torch import nn
+
+from offsupport.serving.web import make_server
 
 SIDE = 8
 
@@ -66,6 +70,21 @@ class Client:
                 return await asyncio.gather(*(http.request(m, p, **more) for m, p, more in requests))
 
         return asyncio.run(run())
+
+
+@contextlib.contextmanager
+def listening(app):
+    """Let a real server carry an application, in a thread of this process; yield its address."""
+    server = make_server(app)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 class Held(nn.Module):

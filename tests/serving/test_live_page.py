@@ -2,16 +2,15 @@
 
 import contextlib
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from service_client import SIDE, images, small_model
+from service_client import SIDE, images, listening, small_model
 
 import offsupport
 from offsupport.serving import Service
-from offsupport.serving.web import make_app, make_server
+from offsupport.serving.web import make_app
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from browser import chromium, missing
@@ -26,16 +25,8 @@ def serving(**options):
     stats = offsupport.source_stats(small_model(), clean.split(50), "minimal", labels=labels)
     adapted = offsupport.adapt(small_model(), "minimal", monitor=True, collapse="off", source=stats)
     with Service(adapted, size=SIDE, names=[HOSTILE, "bee", "cat", "dog"], model="small") as service:
-        server = make_server(make_app(service, **options))
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        try:
-            yield service, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+        with listening(make_app(service, **options)) as url:
+            yield service, url
 
 
 def until(driver, words, seconds=60):

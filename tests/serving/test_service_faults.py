@@ -14,7 +14,11 @@ import urllib.request
 from collections import Counter
 
 import pytest
-from service_client import png
+from service_client import SIDE, listening, png, small_model
+
+import offsupport
+from offsupport.serving import Limits, Service
+from offsupport.serving.web import make_app
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX: sends signals to one process alone")
 pytestmark = [pytest.mark.fault, posix]
@@ -120,21 +124,21 @@ async def _one(port, body, limit):
 
 async def _many(port, count):
     limit = asyncio.Semaphore(100)  # that connect at the same moment; all are open and answered at the same time
-    return await asyncio.gather(*(_one(port, png(i % 50, 32), limit) for i in range(count)))
+    return await asyncio.gather(*(_one(port, png(i % 50), limit) for i in range(count)))
 
 
-def test_a_thousand_at_once_against_a_queue_of_eight_get_200_or_503(tmp_path):
+def test_a_thousand_at_once_against_a_queue_of_eight_get_200_or_503():
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
-    try:
-        with server(tmp_path, "--queue", 8) as (_, url):
-            codes = Counter(asyncio.run(_many(int(url.rpartition(":")[2]), 1000)))
-            assert set(codes) == {200, 503}
-            assert codes[200] >= 8
-            assert sum(codes.values()) == 1000
-            assert ask(f"{url}/health")["in_hand"] == 0
-            assert len(ask(f"{url}/predict", png(1, 32))["predictions"]) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))  # both ends of each connection are here
+    adapted = offsupport.adapt(small_model(), "minimal", monitor=True, collapse="off")
+    with Service(adapted, size=SIDE, limits=Limits(queue=8)) as service, listening(make_app(service)) as url:
+        codes = Counter(asyncio.run(_many(int(url.rpartition(":")[2]), 1000)))
+        assert set(codes) == {200, 503}
+        assert codes[200] >= 8
+        assert sum(codes.values()) == 1000
+        assert ask(f"{url}/health")["in_hand"] == 0
+        assert service.find("default").images == codes[200]
+        assert len(ask(f"{url}/predict", png(1))["predictions"]) == 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -11,12 +11,12 @@ import urllib.request
 import numpy as np
 import pytest
 from PIL import Image
-from service_client import SIDE, Client, Held, form, images, png, small_model
+from service_client import SIDE, Client, Held, form, images, listening, png, small_model
 
 import offsupport
 from offsupport.core.errors import ConfigError
 from offsupport.serving import Limits, Service
-from offsupport.serving.web import PATHS, is_loopback, json_lines, make_app, make_server, page, run
+from offsupport.serving.web import PATHS, is_loopback, json_lines, make_app, page, run
 
 TOKEN = "a token of some length"
 
@@ -334,20 +334,10 @@ def test_a_port_that_is_taken_is_said_with_a_remedy():
 
 
 def test_a_real_server_on_loopback(open_app):
-    client = open_app()
-    server = make_server(client.app)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        threading.Event().wait(0.01)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    try:
+    with listening(open_app().app) as url:
         sent = urllib.request.Request(f"{url}/predict", png(), {"Content-Type": "image/png", "X-Stream": "real"})
         with urllib.request.urlopen(sent, timeout=60) as answer:
             assert json.load(answer)["stream"] == "real"
         with urllib.request.urlopen(f"{url}/", timeout=60) as answer:
             assert "server" not in answer.headers
             assert answer.read().decode() == page()[0]
-    finally:
-        server.should_exit = True
-        thread.join()
