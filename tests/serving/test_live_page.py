@@ -24,9 +24,9 @@ def serving(**options):
     clean, labels = images(200, 3), small_model()(images(200, 3)).argmax(1)
     stats = offsupport.source_stats(small_model(), clean.split(50), "minimal", labels=labels)
     adapted = offsupport.adapt(small_model(), "minimal", monitor=True, collapse="off", source=stats)
-    with Service(adapted, size=SIDE, names=[HOSTILE, "bee", "cat", "dog"], model="small") as service:
-        with listening(make_app(service, **options)) as url:
-            yield service, url
+    opened = Service(adapted, size=SIDE, names=[HOSTILE, "bee", "cat", "dog"], model="small")
+    with opened as service, listening(make_app(service, **options)) as url:
+        yield service, url
 
 
 def until(driver, words, seconds=60):
