@@ -64,9 +64,9 @@ def adapt(
     from offsupport.serving.folder import about_file, adapt_folder
 
     settings = parse_settings(hyper, "--hyper", "lr=1e-3")
-    _check_hyper(settings)
+    check_hyper(settings)
     torch.set_num_threads(threads)  # here, not in the library: it is a setting of the whole process
-    given = _source_model(model, network, normalization, out.parent, allowed([model], allow_code))
+    given = source_model(model, network, normalization, out.parent, allowed([model], allow_code))
     result = adapt_folder(
         given, images, method, out=out, overwrite=overwrite, batch_size=batch_size,
         preset=preset, source=source, size=size, classes=classes, shuffle=shuffle, episodic=episodic, seed=seed,
@@ -81,7 +81,8 @@ def adapt(
     say(f"Predictions: {out}, and all about them: {about_file(out)}")
 
 
-def _check_hyper(settings: Mapping[str, Any]) -> None:
+def check_hyper(settings: Mapping[str, Any]) -> None:
+    """Refuse what has an option of its own, or cannot be typed."""
     for name in settings:
         if name in OWN_OPTIONS:
             raise ConfigError(f"--hyper cannot set {name!r}.", f"Use --{name.replace('_', '-')}.")
@@ -89,7 +90,7 @@ def _check_hyper(settings: Mapping[str, Any]) -> None:
             raise ConfigError(f"--hyper cannot set {name!r}.", "Use offsupport.adapt in Python.")
 
 
-def _source_model(
+def source_model(
     name: str, network: str | None, normalization: str | None, folder: Path, code: frozenset[str]
 ) -> SourceModel:
     """Return the source model by any of its names; one that is trained on the spot is kept in the folder."""

@@ -18,6 +18,7 @@ from offsupport.cli.diagnose import diagnose
 from offsupport.cli.doctor import doctor
 from offsupport.cli.listing import list_
 from offsupport.cli.output import say
+from offsupport.cli.serve import serve
 from offsupport.cli.train import train
 from offsupport.core.errors import OffsupportError
 from offsupport.core.escaping import escape_lines
@@ -33,6 +34,7 @@ app = typer.Typer(
 # In the order of --help: first what needs nothing, then what works on images of the user's, then grids.
 app.command()(demo)
 app.command()(adapt)
+app.command()(serve)
 app.command("list")(list_)
 app.command()(doctor)
 app.command()(diagnose)

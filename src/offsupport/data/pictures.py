@@ -78,6 +78,12 @@ def decode_image(data: bytes, resize: int | None = None, crop: int | None = None
     return _read(io.BytesIO(data), len(data), name, resize, crop).pixels
 
 
+def measure_image(data: bytes, *, name: str = "The image") -> tuple[int, int]:
+    """Return width and height that an image file's bytes say it has, before anything of it is decoded."""
+    with _naming(name):
+        return _opened(io.BytesIO(data), len(data)).size
+
+
 def read_picture(path: Path, resize: int | None = None, crop: int | None = None, *, upright: bool = True) -> Images:
     """Return the pixels (height, width, 3) of an image file; an unreadable one is an error that names it.
 

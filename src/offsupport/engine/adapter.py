@@ -620,7 +620,8 @@ class Adapter(Lifecycle, abc.ABC):
                 f'Make it with offsupport.adapt(model, "{self.info.name}", monitor=True).',
             )
         with self.turn:
-            return self.answers.estimate(self.memory)
+            memory = self.memory.copy()
+        return self.answers.estimate(memory)  # takes a while, in which others are served
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Lifecycle:
         with self.turn:

@@ -261,7 +261,7 @@ def adapt_folder(
     source = None if source is None else Path(source)
     _check_request(method, source, hyper, spell)
     _check_out(out, overwrite, spell)
-    names = _class_names(classes, source)
+    names = class_names(classes, source)
     drawn = [] if out is None else _Outputs.at(Path(out)).pictures  # an earlier run may have put them among the images
     files = walk_images(images, drawn)
     targets = ImageFiles(images, shuffle_files(files, seed, "images") if shuffle else files, size, given.side, spell)
@@ -323,7 +323,7 @@ def _check_out(out: Path | str | None, overwrite: bool, spell: Spelling) -> None
 
 
 @dataclass(frozen=True)
-class _ClassNames:
+class ClassNames:
     """Names of the classes, and the file or argument they were given in; those of source folders were not given."""
 
     names: Sequence[str]
@@ -341,11 +341,12 @@ class _ClassNames:
         return [""] * classes
 
 
-def _class_names(classes: Sequence[str] | Path | str | None, source: Path | None) -> _ClassNames:
+def class_names(classes: Sequence[str] | Path | str | None, source: Path | None) -> ClassNames:
+    """Return names that were given, or those of the class folders of source images."""
     if classes is None:
-        return _ClassNames(sub_folders(source) if source is not None else [])
+        return ClassNames(sub_folders(source) if source is not None else [])
     if not isinstance(classes, Path | str):
-        return _ClassNames(classes, "classes")
+        return ClassNames(classes, "classes")
     path = Path(classes)
     if not path.is_file():
         raise DataMissingError(f"There is no file {path}.", "Give a text file with a name per line.")
@@ -353,7 +354,7 @@ def _class_names(classes: Sequence[str] | Path | str | None, source: Path | None
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file in UTF-8 ({error}).", "Write one class name per line.") from error
-    return _ClassNames([line.strip() for line in lines if line.strip()], str(path))
+    return ClassNames([line.strip() for line in lines if line.strip()], str(path))
 
 
 def _source_stats(
@@ -367,7 +368,7 @@ def _source_stats(
 
 
 def _predict(
-    adapter: Adapter, targets: ImageFiles, batch_size: int, episodic: bool, names: _ClassNames, spell: Spelling
+    adapter: Adapter, targets: ImageFiles, batch_size: int, episodic: bool, names: ClassNames, spell: Spelling
 ) -> tuple[list[Prediction], dict[str, int], dict[str, int]]:
     """Predict every image that can be read; return the predictions sorted by file, events and passes."""
     found: list[Prediction] = []

@@ -86,10 +86,10 @@ class ImageFiles:
             names.append(name)
             pictures.append(picture)
             if len(names) == batch_size:
-                yield names, _tensor(pictures)
+                yield names, as_tensor(pictures)
                 names, pictures = [], []
         if names:
-            yield names, _tensor(pictures)
+            yield names, as_tensor(pictures)
 
     def first(self, most: int) -> Tensor:
         """Return the first images that can be read, at most so many."""
@@ -129,7 +129,8 @@ class ImageFiles:
         self._shape = shape
 
 
-def _tensor(pictures: list[Images]) -> Tensor:
+def as_tensor(pictures: Sequence[Images]) -> Tensor:
+    """Return pictures of one size as a batch (N, 3, H, W) in [0, 1]."""
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous().float().div_(255)
 
 

@@ -16,6 +16,9 @@ from offsupport.nn.loading import load_model
 
 _SIDES = {"digits": 32, "cifar10": 32, "cifar100": 32}
 """Side of the images of the data sets that models of ours are trained on."""
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CLASSES = {"digits": tuple("0123456789"), "cifar10": _CIFAR10}
+"""Names of their classes, in the order of their numbers."""
 _EMBEDDED = "digits"
 """The data set inside the package; any other one has to be given."""
 
@@ -40,6 +43,11 @@ class SourceModel:
     def side(self) -> int | None:
         """Side of the only images that are right for it; None where that is not known."""
         return _SIDES.get(self.data) if self.data is not None else None
+
+    def class_names(self, classes: int) -> list[str]:
+        """Return a name for each class of the data it was trained on; empty ones where they are not known."""
+        known = _CLASSES.get(self.data or "", ())
+        return list(known) if len(known) == classes else [""] * classes
 
     def usual_images(self, most: int, spell: Spelling = as_keyword) -> Tensor:
         """Return at most so many images it was trained on, where those are embedded; ask for a folder otherwise."""

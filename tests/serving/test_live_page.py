@@ -1,0 +1,88 @@
+"""The live page in a browser, over a real server: what it shows of a stream, at two widths, light and dark."""
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from service_client import SIDE, images, listening, small_model
+
+import offsupport
+from offsupport.serving import Service
+from offsupport.serving.web import make_app
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+from browser import chromium, missing
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "none")]
+HOSTILE = "<img src=x onerror=document.title='gone'>"
+
+
+@contextlib.contextmanager
+def serving(**options):
+    clean, labels = images(200, 3), small_model()(images(200, 3)).argmax(1)
+    stats = offsupport.source_stats(small_model(), clean.split(50), "minimal", labels=labels)
+    adapted = offsupport.adapt(small_model(), "minimal", monitor=True, collapse="off", source=stats)
+    opened = Service(adapted, size=SIDE, names=[HOSTILE, "bee", "cat", "dog"], model="small")
+    with opened as service, listening(make_app(service, **options)) as url:
+        yield service, url
+
+
+def until(driver, words, seconds=60):
+    """Wait until the page says so."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        text = driver.find_element("tag name", "body").text
+        if words in text:
+            return text
+        time.sleep(0.2)
+    raise AssertionError(f"{words!r} is not in: {text}")
+
+
+def look(driver, width, dark):
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def test_the_page_follows_a_stream_and_shows_hostile_names_as_text(tmp_path):
+    with serving() as (service, url), chromium() as driver:
+        driver.get(url)
+        until(driver, "small · minimal")
+        for seed in range(3):
+            service.predict(images(40, seed) * 0.5)
+            time.sleep(1.2)
+        text = until(driver, "120")
+        assert "Latest images" in text
+        assert len(driver.find_elements("css selector", "#recent li")) == 24
+        assert driver.find_elements("css selector", "#accuracy .curve.adapted, #accuracy .dot.adapted")
+        assert driver.find_elements("css selector", "#shifts .dot.shift")
+        assert driver.title == "offsupport: live"
+        assert not driver.find_elements("css selector", "#recent img[onerror]")
+        for width in (390, 1280):
+            for dark in (False, True):
+                look(driver, width, dark)
+                overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+                assert driver.execute_script(overflow) <= 0
+                driver.save_screenshot(str(tmp_path / f"live-{width}-{'dark' if dark else 'light'}.png"))
+        driver.find_element("id", "freeze").click()
+        until(driver, "Thaw")
+        assert service.find("default").frozen
+        driver.find_element("id", "reset").click()
+        until(driver, "reset by hand")
+        service.predict(images(3), stream="camera-2")
+        until(driver, "camera-2")
+        refused = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+        assert not [message for message in refused if "favicon" not in message]
+
+
+def test_the_page_asks_for_the_token():
+    with serving(token="a token of some length") as (_, url), chromium() as driver:
+        driver.get(url)
+        until(driver, "asks for a token")
+        driver.find_element("id", "token").send_keys("a token of some length")
+        driver.find_element("css selector", "#ask button").click()
+        until(driver, "small · minimal")
+        assert not driver.find_element("id", "ask").is_displayed()
