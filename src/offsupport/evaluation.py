@@ -203,8 +203,8 @@ class Pass:
         # Ten folders against a thousand logits would be wrong nearly everywhere, without a word.
         if self.classes is not None and self.classes != logits.shape[1]:
             raise InputError(
-                f"The data counts {self.classes:,} classes and the model {logits.shape[1]:,}: the labels are not numbered "
-                "as the model's classes are.",
+                f"The data counts {self.classes:,} classes and the model {logits.shape[1]:,}: the labels are not "
+                "numbered as its classes are.",
                 'Photographs of ImageNet classes: stream("imagenet-folder", DIR). Others: give batches (x, y) with the '
                 "numbers of the model.",
             )
