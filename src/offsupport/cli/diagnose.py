@@ -255,12 +255,13 @@ def _of_network(
     if as_json:
         emit_json(result.to_dict())
     else:
-        numbers = (found.distance.tolist(), found.quantile.tolist(), found.share.tolist())
+        columns = (found.shift, found.distance, found.quantile, found.share)
+        numbers = [column.tolist() for column in columns]
         rows = [
-            [escape(name), kind, f"{d:.2f}", f"{q:.2f}", f"{s:.0%}"]
-            for name, kind, d, q, s in zip(result.images, found.regime, *numbers, strict=True)
+            [escape(name), kind, f"{z:.2g}", f"{d:.2f}", f"{q:.2f}", f"{s:.0%}"]
+            for name, kind, z, d, q, s in zip(result.images, found.regime, *numbers, strict=True)
         ]
-        emit_table(model.name, ["image", "regime", "distance", "quantile", "patches off"], rows)
+        emit_table(model.name, ["image", "regime", "shift", "distance", "quantile", "patches off"], rows)
         tell(str(found))
     say(f"picture: {out / 'diagnosis.png'}")
 

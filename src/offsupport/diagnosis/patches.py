@@ -32,7 +32,11 @@ Score = Callable[[Tensor], Tensor]
 
 def batched(function: Score, x: Tensor) -> Tensor:
     """Return what a function gives for images, a batch at a time; refuse what is not finite."""
-    found = torch.cat([function(part) for part in torch.split(x, BATCH)])
+    return require_finite(torch.cat([function(part) for part in torch.split(x, BATCH)]))
+
+
+def require_finite(found: Tensor) -> Tensor:
+    """Return what a network computed from finite images; refuse what is not finite."""
     if not found.isfinite().all():
         raise ModelError(
             "The network computes values that are not finite from finite images.",
