@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from offsupport.core.errors import InputError, ModelError
 from offsupport.core.files import atomic
 from offsupport.core.ownership import MAKER, PNG_MARK
-from offsupport.diagnosis.patches import BATCH, LEVEL, batched, judge_patches, patch_score, require_finite
+from offsupport.diagnosis.patches import BATCH, LEVEL, batched, judge_patches, own_rarity, patch_score, require_finite
 from offsupport.monitor.shift import (
     ALLOWED_ALONE,
     PER_CLASS,
@@ -70,6 +70,7 @@ class ModelDiagnosis:
         shift: (M,) the shift score of each image: above 1 it is off the support, by the moments that the network's
             layers see of it, alone and together with the other targets, or by its patches. At most 5 % of clean images
             are.
+        shift_alone: (M,) the same, were each image the only one.
         set_shift: The shift score of all targets together, as of :func:`offsupport.monitor.shift_score`: 1 on clean
             images.
         regime: The kind of shift of each image.
@@ -86,6 +87,7 @@ class ModelDiagnosis:
     patch_quantile: Tensor
     share: Tensor
     shift: Tensor
+    shift_alone: Tensor
     set_shift: float
     regime: list[Regime]
     measure: str
@@ -101,7 +103,7 @@ class ModelDiagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the images as plain JSON values."""
-        tensors = ("distance", "quantile", "share", "shift", "patch_quantile")
+        tensors = ("distance", "quantile", "share", "shift", "shift_alone", "patch_quantile")
         words = ("set_shift", "regime", "measure", "source_images", "theorem1", "theorem2", "hardness")
         return {
             **{name: getattr(self, name).tolist() for name in tensors},
@@ -175,6 +177,7 @@ class KnownSource:
             raise InputError("The source images hardly differ under this network.", "Give different images.")
         self._score, self.measure = patch_score(model, reference)
         self._usual = batched(self._score, unseen)
+        self._rarity = own_rarity(self._usual)
         means, widths = seen_by_layers([layer[..., 0] for layer in self._seen.layers], self._seen.logits)
         self._clean = CleanMoments.fit([(means, _enough(self._seen.logits, len(images)), widths)])
 
@@ -182,12 +185,12 @@ class KnownSource:
         """Return the diagnosis of target images."""
         seen, usual = _look(self.model, x_tgt), self._seen
         far = self._features(seen.features)
-        place, off, usual_off = judge_patches(batched(self._score, x_tgt), self._usual)
+        place, off, usual_off = judge_patches(batched(self._score, x_tgt), self._usual, self._rarity)
         share, usual_share = off.float().mean((1, 2)), usual_off.float().mean((1, 2))
         weights = class_weights(usual.logits, seen.logits)
         evidence = image_evidence(usual.layers, seen.layers, weights)
-        evidence.append(Evidence(usual_share, share, torch.ones(len(usual_share)), ALLOWED_ALONE))
-        shift = off_support(evidence)
+        patches = Evidence(usual_share, share, torch.ones(len(usual_share)), ALLOWED_ALONE)
+        shift, alone = off_support([*evidence, patches]), off_support([evidence[0].alone(), patches])
         means, _ = seen_by_layers([layer[..., 0] for layer in seen.layers], seen.logits)
         difference = self._clean.difference(means, _enough(seen.logits, self.count))
         distance, quantile = far / self._limit, _place(far, self._own)
@@ -199,6 +202,7 @@ class KnownSource:
             place,
             share,
             shift,
+            alone,
             shift_score(fold(torch.empty(0), difference), self._clean),
             [_regime(*row) for row in rows],
             self.measure,

@@ -133,7 +133,9 @@ def shift_score(state: Tensor, clean: CleanMoments) -> float:
     weight, squares = float(state[0]), float(state[1])
     chance = squares / weight**2 + 1 / clean.samples
     scaled = (state[2:].cpu().double() / weight).square() / clean.spread.cpu().double()
-    mean = float(torch.stack([part.mean() for part in torch.split(scaled, list(clean.widths))]).mean())
+    layers = [part.mean() for part in torch.split(scaled, list(clean.widths))]
+    # Early layers see every change, later ones those that matter: they follow the error more closely.
+    mean = float(torch.stack(layers[len(layers) // 2 :]).mean())
     return 1.0 + REFERENCE * max(0.0, mean - chance)
 
 
@@ -169,6 +171,11 @@ class Evidence:
     images: Tensor
     weights: Tensor
     allowed: float
+
+    def alone(self) -> Evidence:
+        """Return the same where there is no company: classes of other images do not count, and all is allowed."""
+        allowed = ALLOWED_ALONE + ALLOWED_TOGETHER
+        return dataclasses.replace(self, weights=torch.ones_like(self.weights), allowed=allowed)
 
     @property
     def limit(self) -> float:
@@ -222,7 +229,7 @@ def image_evidence(clean: list[Tensor], images: list[Tensor], weights: Tensor) -
     spread, mean = torch.std_mean(rarity[:n], 0)
     own = ((rarity - mean) / (spread + 1e-12)).amax(1)
     if len(images[0]) < COMPANY:
-        return [Evidence(own[:n], own[n:], weights, ALLOWED_ALONE + ALLOWED_TOGETHER)]
+        return [Evidence(own[:n], own[n:], weights, ALLOWED_ALONE).alone()]
     shared = _shared_way(kernel, company, weights)
     return [
         Evidence(own[:n], own[n:], weights, ALLOWED_ALONE),
