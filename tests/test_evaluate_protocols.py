@@ -165,3 +165,12 @@ def test_where_the_system_does_not_tell_its_memory_is_zero(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)
     monkeypatch.setattr(sys, "platform", "win32")
     assert offsupport.evaluate(adapted("source"), labelled(1)).memory == 0
+
+
+def test_labels_that_count_other_classes_than_the_model_are_refused():
+    images, labels = toy_images(8, seed=0)
+    few = offsupport.data.stream_arrays(images, labels % 2, classes=["cat", "dog"], batch_size=8)
+    with pytest.raises(InputError, match=r"The data counts 2 classes and the model \d+: .*imagenet-folder"):
+        offsupport.evaluate(adapted("source"), few)
+    unnamed = offsupport.data.stream_arrays(images, labels % 2, batch_size=8)
+    assert offsupport.evaluate(adapted("source"), unnamed).n == 8

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, runtime_checkable
 from typing import Protocol as Interface
@@ -50,6 +50,15 @@ class KnownStream(Interface):
 
     def starting_at(self, first: int) -> Iterable[Any]:
         """Return its batches from this one on, without reading those before."""
+
+
+@runtime_checkable
+class NamedClasses(Interface):
+    """A stream that says which classes its labels count, as those of :func:`offsupport.data.stream` do."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Their names, in the order of their numbers; none where they are not known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,10 +168,11 @@ class Pass:
     Args:
         adapted: The adapter; it is reset.
         protocol: When it is reset again.
+        classes: How many classes the labels count; None where that is not known.
     """
 
-    def __init__(self, adapted: Adapter, protocol: Protocol) -> None:
-        self.adapted, self.protocol = adapted, protocol
+    def __init__(self, adapted: Adapter, protocol: Protocol, classes: int | None = None) -> None:
+        self.adapted, self.protocol, self.classes = adapted, protocol, classes
         self.samples = self.batches = 0
         self.correct: list[npt.NDArray[np.bool_]] = []
         self.labels: list[npt.NDArray[np.int64]] = []
@@ -187,8 +197,17 @@ class Pass:
         if self.protocol == "episodic" or (self.protocol == "online" and starts_domain):
             self._reset()
         started = time.perf_counter()
-        predicted = self.adapted(x).argmax(1)
+        logits = self.adapted(x)
+        predicted = logits.argmax(1)
         self.seconds += time.perf_counter() - started
+        # Ten folders against a thousand logits would be wrong nearly everywhere, without a word.
+        if self.classes is not None and self.classes != logits.shape[1]:
+            raise InputError(
+                f"The data counts {self.classes:,} classes and the model {logits.shape[1]:,}: the labels are not "
+                "numbered as its classes are.",
+                'Photographs of ImageNet classes: stream("imagenet-folder", DIR). Others: give batches (x, y) with the '
+                "numbers of the model.",
+            )
         if predicted.shape != y.shape or bool((y < 0).any()):
             raise InputError(
                 f"Labels of shape {tuple(y.shape)} do not score predictions of shape {tuple(predicted.shape)}.",
@@ -316,7 +335,7 @@ def evaluate(
         raise ModelError(
             f"evaluate() takes an adapted model, not {type(adapted).__name__}.", 'Wrap it: adapt(model, "source").'
         )
-    run = Pass(adapted, protocol)
+    run = Pass(adapted, protocol, (len(stream.classes) or None) if isinstance(stream, NamedClasses) else None)
     if checkpoint is None:
         for batch in stream:
             run.take(batch)

@@ -12,7 +12,10 @@ from offsupport.core.errors import ConfigError, DataMissingError
 from offsupport.data import Arrays, corrupt, list_datasets, load
 from offsupport.data.corrupted import Corrupted
 
-NAMES = "digits digits-c cifar10 cifar10-c cifar100 cifar100-c imagenet imagenet-c imagenet100 imagenet100-c folder"
+NAMES = (
+    "digits digits-c cifar10 cifar10-c cifar100 cifar100-c imagenet imagenet-c imagenet100 imagenet100-c "
+    "imagenet-folder imagenet-folder-c folder"
+)
 
 
 def test_readers_and_corruptions_do_without_torch():

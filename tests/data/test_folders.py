@@ -5,7 +5,7 @@ from PIL import Image
 
 from offsupport.core.errors import DataMissingError, FileError, InputError
 from offsupport.data import load, stream
-from offsupport.data.folders import IMAGENET100
+from offsupport.data.folders import IMAGENET100, imagenet_class_names, match_classes
 from offsupport.data.pictures import decode_image, encode_jpeg, read_picture
 
 
@@ -127,3 +127,48 @@ def test_generated_imagenet_c_passes_the_jpeg_of_the_release(tmp_path):
     assert made.source == raw.source == "generated"
     assert np.array_equal(made.images([4])[0], decode_image(encode_jpeg(raw.images([4])[0], 85)))
     assert made.sha256 != raw.sha256
+
+
+def test_the_classes_of_imagenet_are_in_the_order_of_their_numbers():
+    known = imagenet_class_names()
+    wnids = [names[0] for names in known]
+    assert len(known) == 1000
+    assert wnids == sorted(set(wnids))
+    assert set(IMAGENET100) <= set(wnids)
+    assert known[0] == ("n01440764", "tench", "Tinca tinca")
+    assert known[701][:2] == ("n03888257", "parachute")
+
+
+def test_class_folders_are_matched_by_wnid_or_name():
+    known = imagenet_class_names()
+    names = ["n03888257", "golf_ball", "English-Springer", "n03000684_chain_saw", "Tinca tinca", "n03394916 horn"]
+    assert match_classes(names, known) == [701, 574, 217, 491, 0, 566]
+    with pytest.raises(InputError, match=r"Several classes are called 'crane': n02012849, n03126707"):
+        match_classes(["crane"], known)
+    with pytest.raises(InputError, match=r"'golfball' is none of the model's 1,000 classes.*perhaps 'golf ball'"):
+        match_classes(["tench", "golfball"], known)
+    with pytest.raises(InputError, match="'n99999999' is none of the model's"):
+        match_classes(["n99999999"], known)
+    with pytest.raises(InputError, match="tench, n01440764 are the same class"):
+        match_classes(["tench", "n01440764"], known)
+
+
+def test_photographs_of_some_classes_are_numbered_among_all(tmp_path):
+    for name in ("val/n03888257/a.jpg", "val/tench/b.jpg", "train/n03888257/c.jpg"):
+        write_picture(tmp_path / name, size=(300, 280))
+    found = load("imagenet-folder", tmp_path)
+    assert found.labels.tolist() == [701, 0]
+    assert len(found.classes) == 1000
+    assert found.classes[701] == "parachute"
+    assert found.images([0, 1]).shape == (2, 224, 224, 3)
+    assert np.array_equal(found.images([0])[0], read_picture(tmp_path / "val/n03888257/a.jpg", 256, 224))
+    assert load("imagenet-folder", tmp_path, "train").labels.tolist() == [701]
+    flat = load("imagenet-folder", tmp_path / "val")
+    assert flat.files == found.files
+    foggy = load("imagenet-folder-c", tmp_path, corruption="contrast", severity=5)
+    assert foggy.labels.tolist() == [701, 0]
+    with pytest.raises(DataMissingError, match="needs class folders in"):
+        load("imagenet-folder", tmp_path / "val", "train")
+    (tmp_path / "val" / "my cat").mkdir()
+    with pytest.raises(InputError, match="'my cat' is none"):
+        load("imagenet-folder", tmp_path)

@@ -157,14 +157,28 @@ def test_a_patch_is_judged_by_what_is_usual_at_its_position():
 
 
 @pytest.mark.parametrize(
-    ("distance", "share", "kind"),
+    ("shift", "distance", "share", "kind"),
     [
-        (0.9, 0.1, "on support"), (1.1, 0.1, "sparse"), (0.9, 0.3, "sparse"),
-        (1.1, 0.9, "dense near"), (2, 0.9, "dense far"),
+        (0.9, 1.1, 0.1, "on support"), (1.1, 0.9, 0.1, "sparse"), (1.1, 0.9, 0.3, "sparse"),
+        (1.1, 1.1, 0.9, "dense near"), (3, 2, 0.9, "dense far"),
     ],
 )  # fmt: skip
-def test_regimes(distance, share, kind):
-    assert _regime(distance, share, usual_share=0.2) == kind
+def test_regimes(shift, distance, share, kind):
+    assert _regime(shift, distance, share) == kind
+
+
+@pytest.mark.parametrize("name", ["mae", "resnet"])
+def test_a_shift_that_shrinks_features_is_off_the_support_for_many_images_and_for_one(name):
+    model, x = networks()[name], smooth(30, seed=3)
+    faded = 0.05 * x + 0.5
+    assert (offsupport.diagnose_model(model, smooth(160), faded).shift > 1).all()
+    one = offsupport.diagnose_model(model, smooth(160), faded[:1])
+    assert one.shift[0] > 1
+    assert one.regime[0] != "on support"
+    assert one.set_shift > 5
+    clean = offsupport.diagnose_model(model, smooth(160), x)
+    assert (clean.shift > 1).float().mean() < 0.1
+    assert clean.set_shift < 2
 
 
 def test_noise_that_colours_do_not_share_is_found_where_grey_noise_of_the_same_size_is_not():

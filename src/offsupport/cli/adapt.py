@@ -21,7 +21,7 @@ SHOWN = 10
 """So many predictions are printed; the file has them all."""
 OWN_OPTIONS = (
     *("batch_size", "classes", "episodic", "images", "method", "model"),
-    *("out", "overwrite", "preset", "seed", "shuffle", "size", "source"),
+    *("out", "overwrite", "preset", "resize", "seed", "shuffle", "size", "source"),
 )
 """What belongs to an option of its own and not behind --hyper: the arguments of adapt_folder() beside it."""
 NEEDS_PYTHON = ("logits", "inplace", "spell")
@@ -29,7 +29,7 @@ NEEDS_PYTHON = ("logits", "inplace", "spell")
 
 def adapt(
     model: str = typer.Option(
-        ..., help="zoo:NAME, file:PATH, timm:NAME, digits-small, or module:function with --allow-code."
+        ..., help="zoo:NAME, file:PATH, pip:NAME, timm:NAME, digits-small, or module:function with --allow-code."
     ),
     images: Path = typer.Option(..., help="Folder of the images to predict; folders inside it count."),
     method: str = typer.Option("auto", help="How to adapt: a name of `offsupport list methods`, also with +sc."),
@@ -48,6 +48,9 @@ def adapt(
     ),
     source: Path | None = typer.Option(None, help="Folder of images the model was trained on."),
     size: int | None = typer.Option(None, min=1, help="Shorter side to this length, then the centred square."),
+    resize: int | None = typer.Option(
+        None, min=1, help="Shorter side before the square of --size is cut: 256 for 224."
+    ),
     network: str | None = typer.Option(None, help="For a file that does not say it: the architecture (resnet50)."),
     normalization: str | None = typer.Option(None, help="For such a file: the data it was trained on (cifar10)."),
     classes: Path | None = typer.Option(None, help="Text file with the names of the classes, one per line."),
@@ -69,8 +72,8 @@ def adapt(
     given = source_model(model, network, normalization, out.parent, allowed([model], allow_code))
     result = adapt_folder(
         given, images, method, out=out, overwrite=overwrite, batch_size=batch_size,
-        preset=preset, source=source, size=size, classes=classes, shuffle=shuffle, episodic=episodic, seed=seed,
-        spell=as_option, **settings,
+        preset=preset, source=source, size=size, resize=resize, classes=classes, shuffle=shuffle, episodic=episodic,
+        seed=seed, spell=as_option, **settings,
     )  # fmt: skip
     for note in result.notes:
         say(note)

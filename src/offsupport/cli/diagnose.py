@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("runs/diagnose")
 KEYS = frozenset({"theorem1", "runs", "targets", "regime"})
 """One of these stands in every diagnosis.json of ours."""
-OF_NETWORKS = {"model", "images", "source", "size", "out", "allow_code", "json"}
+OF_NETWORKS = {"model", "images", "source", "size", "resize", "out", "allow_code", "json"}
 """The options that mean something for a network; a process or arrays have no ``size``."""
 
 
@@ -49,6 +49,9 @@ def diagnose(
     model: str | None = typer.Option(None, help="A deep network instead: zoo:NAME, file:PATH, digits-small, ..."),
     images: Path | None = typer.Option(None, help="Folder of its target images; --source is then a folder, too."),
     size: int | None = typer.Option(None, min=1, help="Side of its images; all are resized and cropped to squares."),
+    resize: int | None = typer.Option(
+        None, min=1, help="Shorter side before the square of --size is cut: 256 for 224."
+    ),
     out: Path = typer.Option(DEFAULT_OUT, help="Folder for diagnosis.json, diagnosis.png and diagnosis.svg."),
     allow_code: AllowCode = False,
     json: bool = JSON,
@@ -63,9 +66,9 @@ def diagnose(
         if model is None or images is None:
             raise ConfigError("A network and its images come together.", "Give --model and --images.")
         given = _source_model(model, out, allowed([model], allow_code))
-        _of_network(given, images, source, size, out, json)
+        _of_network(given, images, source, (size, resize), out, json)
         return
-    _refuse(context, {"size", "allow_code"}, "a process or arrays")
+    _refuse(context, {"size", "resize", "allow_code"}, "a process or arrays")
     _check_out(out)
     if source is not None or labels is not None or target is not None:
         if source is None or labels is None or target is None:
@@ -232,7 +235,7 @@ def _source_model(name: str, folder: Path, code: frozenset[str]) -> SourceModel:
 
 
 def _of_network(
-    model: SourceModel, images: Path, source: Path | None, size: int | None, out: Path, as_json: bool
+    model: SourceModel, images: Path, source: Path | None, cut: tuple[int | None, int | None], out: Path, as_json: bool
 ) -> None:
     """Diagnose a folder of images under a network, write the numbers and the picture, and print them."""
     from offsupport.diagnosis.network import figure_files
@@ -241,7 +244,8 @@ def _of_network(
 
     _check_out(out)
     drawn = figure_files(out / "diagnosis")
-    result = diagnose_folder(model, images, source=source, size=size, leave_out=drawn, spell=as_option)
+    size, resize = cut
+    result = diagnose_folder(model, images, source=source, size=size, resize=resize, leave_out=drawn, spell=as_option)
     found = result.diagnosis
     _save(result.to_dict(), found.plot(), out)
     for why in result.skipped.values():
@@ -251,12 +255,13 @@ def _of_network(
     if as_json:
         emit_json(result.to_dict())
     else:
-        numbers = (found.distance.tolist(), found.quantile.tolist(), found.share.tolist())
+        columns = (found.shift, found.distance, found.quantile, found.share)
+        numbers = [column.tolist() for column in columns]
         rows = [
-            [escape(name), kind, f"{d:.2f}", f"{q:.2f}", f"{s:.0%}"]
-            for name, kind, d, q, s in zip(result.images, found.regime, *numbers, strict=True)
+            [escape(name), kind, f"{z:.2g}", f"{d:.2f}", f"{q:.2f}", f"{s:.0%}"]
+            for name, kind, z, d, q, s in zip(result.images, found.regime, *numbers, strict=True)
         ]
-        emit_table(model.name, ["image", "regime", "distance", "quantile", "patches off"], rows)
+        emit_table(model.name, ["image", "regime", "shift", "distance", "quantile", "patches off"], rows)
         tell(str(found))
     say(f"picture: {out / 'diagnosis.png'}")
 

@@ -35,7 +35,7 @@ def names_code(name: object) -> bool:
 
 
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-_WEIGHTS = ("zoo:", "file:", "timm:")
+_WEIGHTS = ("zoo:", "file:", "pip:", "timm:")
 
 
 class Registry(Generic[T]):

@@ -225,6 +225,10 @@ def _stored_imagenet(name: str, root: Path, corruption: str, severity: int) -> D
     return folders.open_imagenet_c(root, corruption, severity, folders.imagenet_classes(name), name)
 
 
+def _imagenet_folder(root: Path, split: str, _size: int | None) -> Dataset:
+    return folders.open_imagenet_folder(root, split, "imagenet-folder")
+
+
 def _folder(root: Path, _split: str, size: int | None) -> Dataset:
     return folders.open_folder(root, size)
 
@@ -278,6 +282,17 @@ for _name, _title in (("imagenet", "ImageNet"), ("imagenet100", "ImageNet-100 (T
             clean=_clean,
             stored=partial(_stored_imagenet, f"{_name}-c"),
             release_jpeg=RELEASE_QUALITY,
+        ),
+    )
+for _name in ("imagenet-folder", "imagenet-folder-c"):
+    _register(
+        _name,
+        Entry(
+            about="photographs of any of ImageNet's classes, 224x224, numbered among all 1,000"
+            + ("; under the corruptions, made on the fly" if _name.endswith(CORRUPTED) else ""),
+            layout="class folders called by wnid or name, perhaps in val/ and train/",
+            clean=_imagenet_folder,
+            release_jpeg=RELEASE_QUALITY if _name.endswith(CORRUPTED) else None,
         ),
     )
 _register(

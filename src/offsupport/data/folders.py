@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import difflib
+import functools
 import os
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -38,6 +43,8 @@ IMAGENET100: tuple[str, ...] = tuple(
 )
 
 
+_CLASS_LIST = Path(__file__).with_name("imagenet_classes.txt")
+"""The 1,000 classes of ImageNet in the order of their numbers: the wnid, then the names that WordNet has for it."""
 IMAGENET_CLASSES = 1000
 RESIZE, CROP = 256, 224
 _SPLITS = {"test": "val", "val": "val", "train": "train"}
@@ -103,6 +110,18 @@ class Folder(Dataset):
         require_hash(self.folder / self.files[row], self.hashes.get(self.files[row]))
         return read_picture(self.folder / self.files[row], self.resize, self.crop, upright=self.upright)
 
+    def numbered(self, numbers: Sequence[int], classes: Sequence[str]) -> Folder:
+        """Return the same files with the class numbers of a model.
+
+        Args:
+            numbers: For each class folder the number of its class.
+            classes: The names of the model's classes.
+        """
+        found = copy.copy(self)
+        found.labels = np.asarray(numbers, dtype=np.int64)[self.labels]
+        found.classes = tuple(classes)
+        return found
+
     def _hash(self) -> str:
         # Reading a million images to name a data set would take longer than most experiments on it.
         sizes = [(self.folder / file).stat().st_size for file in self.files]
@@ -158,8 +177,85 @@ def open_imagenet(root: Path, split: str, classes: Sequence[str] | None, name: s
     raise DataMissingError(
         f"{name} needs {len(classes or range(IMAGENET_CLASSES))} class folders in {root / part} "
         f"({part}/<wnid>/*.JPEG); {_best(places)}.",
-        f"Point to the folder that holds {part}/, or to the class folders themselves.",
+        f"Point to the folder that holds {part}/, or to the class folders themselves. Photographs of some of its "
+        "classes are the data set imagenet-folder.",
     )
+
+
+def open_imagenet_folder(root: Path, split: str, name: str) -> Folder:
+    """Open photographs of some of ImageNet's classes, read as :func:`open_imagenet` reads all of them.
+
+    Args:
+        root: Holds ``val/`` (or ``train/``) with the class folders, or for ``test`` the class folders themselves; each
+            is called by its wnid or by a name of the class.
+        split: ``test`` or ``train``.
+        name: What the data set is called.
+    """
+    if split not in _SPLITS:
+        raise ConfigError(f"{name} has no split {split!r}.", nearest(split, _SPLITS))
+    part = root / _SPLITS[split]
+    place = root if not part.is_dir() and split != "train" else part
+    subs = sub_folders(place)
+    if not subs:
+        raise DataMissingError(
+            f"{name} needs class folders in {place}; found none.",
+            "Point to the folder that holds them, each called by its wnid (n01440764) or its name (tench).",
+        )
+    known = imagenet_class_names()
+    found = Folder(place, name, resize=RESIZE, crop=CROP, upright=False)
+    return found.numbered(match_classes(subs, known), [names[1] for names in known])
+
+
+@functools.cache
+def imagenet_class_names() -> tuple[tuple[str, ...], ...]:
+    """Return for each of ImageNet's 1,000 classes its wnid, and then the names WordNet has for it."""
+    lines = _CLASS_LIST.read_text(encoding="utf-8").splitlines()
+    parts = (line.partition(" ") for line in lines)
+    return tuple((wnid, *names.split(", ")) for wnid, _, names in parts)
+
+
+def match_classes(folders: Sequence[str], classes: Sequence[Sequence[str]]) -> list[int]:
+    """Return the number of each folder's class; a folder that is no class, or could be several, is refused.
+
+    Letters of either case are the same, and so are spaces, hyphens and underscores. A wnid may stand before a name.
+
+    Args:
+        folders: Names of class folders.
+        classes: For each class of a model the names it goes by.
+    """
+    owners: dict[str, list[int]] = {}
+    for number, names in enumerate(classes):
+        for key in {_plain(name) for name in names}:
+            owners.setdefault(key, []).append(number)
+    found = [_match(folder, owners, classes) for folder in folders]
+    twice = [number for number, count in Counter(found).items() if count > 1]
+    if twice:
+        same = [folder for folder, number in zip(folders, found, strict=True) if number == twice[0]]
+        raise InputError(f"The folders {', '.join(same)} are the same class.", "Put their images into one.")
+    return found
+
+
+def _match(folder: str, owners: Mapping[str, list[int]], classes: Sequence[Sequence[str]]) -> int:
+    wnid = _WNID.match(folder)
+    numbers = owners.get(_plain(wnid[0] if wnid else folder), [])
+    if len(numbers) == 1:
+        return numbers[0]
+    if numbers:
+        choices = ", ".join(classes[number][0] for number in numbers)
+        raise InputError(f"Several classes are called {folder!r}: {choices}.", "Call the folder by one of these.")
+    close = [] if wnid else difflib.get_close_matches(_plain(folder), owners, n=1, cutoff=0.8)
+    example = close[0] if close else classes[0][-1]
+    raise InputError(
+        f"The folder {folder!r} is none of the model's {len(classes):,} classes.",
+        f"Move it away, or call it as its class is{', perhaps' if close else ', for example'} {example!r}.",
+    )
+
+
+_WNID = re.compile(r"n\d{8}(?![^\W_])")
+
+
+def _plain(name: str) -> str:
+    return " ".join(re.sub(r"[\W_]+", " ", name).casefold().split())
 
 
 def open_imagenet_c(root: Path, corruption: str, severity: int, classes: Sequence[str] | None, name: str) -> Folder:

@@ -18,8 +18,21 @@ from torch import Tensor, nn
 from offsupport.core.errors import InputError, ModelError
 from offsupport.core.files import atomic
 from offsupport.core.ownership import MAKER, PNG_MARK
-from offsupport.diagnosis.patches import LEVEL, batched, judge_patches, patch_score
+from offsupport.diagnosis.patches import BATCH, LEVEL, batched, judge_patches, own_rarity, patch_score, require_finite
+from offsupport.monitor.shift import (
+    ALLOWED_ALONE,
+    PER_CLASS,
+    CleanMoments,
+    Evidence,
+    class_weights,
+    fold,
+    image_evidence,
+    off_support,
+    seen_by_layers,
+    shift_score,
+)
 from offsupport.nn.inspect import capture_input, device_and_dtype, find_head
+from offsupport.nn.norm import capture_moments
 from offsupport.nn.normalized import ROOM
 
 if TYPE_CHECKING:
@@ -54,6 +67,12 @@ class ModelDiagnosis:
         patch_quantile: (M, h, w) where a patch stands among those of unseen source images at the same place, by the
             score in which it is most unusual; smoothed.
         share: (M,) share of off-support patches.
+        shift: (M,) the shift score of each image: above 1 it is off the support, by the moments that the network's
+            layers see of it, alone and together with the other targets, or by its patches. At most 5 % of clean images
+            are.
+        shift_alone: (M,) the same, were each image the only one.
+        set_shift: The shift score of all targets together, as of :func:`offsupport.monitor.shift_score`: 1 on clean
+            images.
         regime: The kind of shift of each image.
         measure: What patches are scored by.
         source_images: Number of source images: half of them reference, half unseen.
@@ -67,6 +86,9 @@ class ModelDiagnosis:
     off_patches: Tensor
     patch_quantile: Tensor
     share: Tensor
+    shift: Tensor
+    shift_alone: Tensor
+    set_shift: float
     regime: list[Regime]
     measure: str
     source_images: int
@@ -81,8 +103,8 @@ class ModelDiagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the images as plain JSON values."""
-        tensors = ("distance", "quantile", "share", "patch_quantile")
-        words = ("regime", "measure", "source_images", "theorem1", "theorem2", "hardness")
+        tensors = ("distance", "quantile", "share", "shift", "shift_alone", "patch_quantile")
+        words = ("set_shift", "regime", "measure", "source_images", "theorem1", "theorem2", "hardness")
         return {
             **{name: getattr(self, name).tolist() for name in tensors},
             **{name: getattr(self, name) for name in words},
@@ -92,7 +114,7 @@ class ModelDiagnosis:
         counts = {name: self.regime.count(name) for name in dict.fromkeys(self.regime)}
         kinds = ", ".join(f"{count} {name}" for name, count in counts.items())
         return (
-            f"{len(self.regime)} images: {kinds}.\n"
+            f"{len(self.regime)} images: {kinds}. Shift score {self.set_shift:.1f} (clean images: 1).\n"
             f"Features lie {self.hardness:.2f} times as far from the source as its 95 % quantile; "
             f"{float(self.share.mean()):.0%} of the patches are off the support ({self.measure}).\n"
             "Theorems 1 and 2: unknown, as a network is no generating process."
@@ -129,34 +151,109 @@ def diagnose_model(model: nn.Module, source: Tensor | Iterable[Any], x_tgt: Tens
     model.eval()
     try:
         _check_takes(model, images[:1])
-        return _diagnose(model, images, x_tgt)
+        return KnownSource(model, images).judge(x_tgt)
     finally:
         for module, training in modes.items():
             module.training = training
 
 
-def _diagnose(model: nn.Module, images: Tensor, x_tgt: Tensor) -> ModelDiagnosis:
-    # Every other one, not halves: source images may come sorted by class.
-    reference, unseen = images[::2], images[1::2]
-    own, far = _feature_distances(model, reference, [unseen, x_tgt])
-    limit = _limit(own)
-    if not limit > ALIKE:
-        raise InputError("The source images hardly differ under this network.", "Give different images.")
-    score, measure = patch_score(model, reference)
-    place, off, usual_off = judge_patches(batched(score, x_tgt), batched(score, unseen))
-    share, usual_share = off.float().mean((1, 2)), _limit(usual_off.float().mean((1, 2)))
-    distance, quantile = far / limit, _place(far, own)
-    regime = [_regime(float(d), float(s), float(usual_share)) for d, s in zip(distance, share, strict=True)]
-    return ModelDiagnosis(distance, quantile, off, place, share, regime, measure, len(images), x_tgt.cpu())
+class KnownSource:
+    """What a network makes of source images, so that several sets of targets can be judged by it.
+
+    Args:
+        model: A network in evaluation mode.
+        images: The source images, (N, C, H, W).
+    """
+
+    def __init__(self, model: nn.Module, images: Tensor) -> None:
+        self.model, self.count = model, len(images)
+        # Every other one, not halves: source images may come sorted by class.
+        reference, unseen = images[::2], images[1::2]
+        self._seen = _look(model, images)
+        self._features = _Distances(self._seen.features[::2])
+        self._own = self._features(self._seen.features[1::2])
+        self._limit = _limit(self._own)
+        if not self._limit > ALIKE:
+            raise InputError("The source images hardly differ under this network.", "Give different images.")
+        self._score, self.measure = patch_score(model, reference)
+        self._usual = batched(self._score, unseen)
+        self._rarity = own_rarity(self._usual)
+        means, widths = seen_by_layers([layer[..., 0] for layer in self._seen.layers], self._seen.logits)
+        self._clean = CleanMoments.fit([(means, _enough(self._seen.logits, len(images)), widths)])
+
+    def judge(self, x_tgt: Tensor) -> ModelDiagnosis:
+        """Return the diagnosis of target images."""
+        seen, usual = _look(self.model, x_tgt), self._seen
+        far = self._features(seen.features)
+        place, off, usual_off = judge_patches(batched(self._score, x_tgt), self._usual, self._rarity)
+        share, usual_share = off.float().mean((1, 2)), usual_off.float().mean((1, 2))
+        weights = class_weights(usual.logits, seen.logits)
+        evidence = image_evidence(usual.layers, seen.layers, weights)
+        patches = Evidence(usual_share, share, torch.ones(len(usual_share)), ALLOWED_ALONE)
+        shift, alone = off_support([*evidence, patches]), off_support([evidence[0].alone(), patches])
+        means, _ = seen_by_layers([layer[..., 0] for layer in seen.layers], seen.logits)
+        difference = self._clean.difference(means, _enough(seen.logits, self.count))
+        distance, quantile = far / self._limit, _place(far, self._own)
+        rows = zip(shift.tolist(), distance.tolist(), share.tolist(), strict=True)
+        return ModelDiagnosis(
+            distance,
+            quantile,
+            off,
+            place,
+            share,
+            shift,
+            alone,
+            shift_score(fold(torch.empty(0), difference), self._clean),
+            [_regime(*row) for row in rows],
+            self.measure,
+            self.count,
+            x_tgt.cpu(),
+        )
 
 
-def _regime(distance: float, share: float, usual_share: float) -> Regime:
-    # By definition 5 % of source patches are off, and in some images more: only more than is usual counts.
-    if distance <= 1 and share <= usual_share:
+def _regime(shift: float, distance: float, share: float) -> Regime:
+    if shift <= 1:
         return "on support"
     if share < HALF:
         return "sparse"
     return "dense near" if distance <= FAR else "dense far"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one pass over images showed: features (N, F), moments of each layer (N, C, 2), logits (N, K)."""
+
+    features: Tensor
+    layers: list[Tensor]
+    logits: Tensor
+
+
+@torch.no_grad()
+def _look(model: nn.Module, x: Tensor) -> _Seen:
+    head = find_head(model)[1]
+    features, layers, logits = [], [], []
+    for part in torch.split(x, BATCH):
+        with capture_input(head) as given, capture_moments(model) as moments:
+            model(part)
+        # What a model returns may be anything; the classifier gives logits.
+        out = head(given[-1]).float().cpu()
+        out = out.flatten(1, -2).mean(1) if out.dim() > 2 else out
+        # Layers that see each image more than once (windows of a transformer, say) cannot be told apart by image.
+        usable = [layer.float().cpu() for layer in moments if len(layer) == len(part)]
+        layers.append(usable or [torch.stack([out, torch.zeros_like(out)], 2)])
+        features.append(given[-1].flatten(1).float().cpu())
+        logits.append(out)
+    together = [torch.cat(parts) for parts in zip(*layers, strict=True)]
+    return _Seen(
+        require_finite(torch.cat(features)),
+        [require_finite(layer) for layer in together],
+        require_finite(torch.cat(logits)),
+    )
+
+
+def _enough(logits: Tensor, count: int) -> Tensor:
+    """Return logits of one class for all, where there are too few source images to know what each class looks like."""
+    return logits if count >= PER_CLASS * logits.shape[1] else torch.zeros(len(logits), 1)
 
 
 def _limit(values: Tensor) -> Tensor:
@@ -172,28 +269,28 @@ def _place(values: Tensor, among: Tensor) -> Tensor:
     return (lower + upper) / (2 * len(among))
 
 
-@torch.no_grad()
-def _feature_distances(model: nn.Module, reference: Tensor, others: list[Tensor]) -> list[Tensor]:
-    """Return mean distances to the nearest reference features, each feature in units of its deviation."""
-    head = find_head(model)[1]
+class _Distances:
+    """Mean distances to the nearest reference features, each feature in units of its deviation.
 
-    def features(x: Tensor) -> Tensor:
-        with capture_input(head) as given:
-            model(x)
-        return given[-1].flatten(1).float().cpu()
+    Args:
+        base: Features of the reference, (N, F).
+    """
 
-    base = batched(features, reference)
-    spread, mean = torch.std_mean(base, 0)
-    if spread.mean() <= 1e-6 * base.abs().mean():
-        raise InputError("The network sees no difference between the source images.", "Give different images.")
-    spread = spread + 1e-3 * spread.mean()  # a feature that is dead on the source must not outweigh all others
-    base = (base - mean) / spread
+    def __init__(self, base: Tensor) -> None:
+        spread, self._mean = torch.std_mean(base, 0)
+        if spread.mean() <= 1e-6 * base.abs().mean():
+            raise InputError("The network sees no difference between the source images.", "Give different images.")
+        # A feature that is dead on the source must not outweigh all others.
+        self._spread = spread + 1e-3 * spread.mean()
+        self._base = (base - self._mean) / self._spread
 
-    def distances(x: Tensor) -> Tensor:
-        apart = torch.cdist((features(x) - mean) / spread, base) / math.sqrt(base.shape[1])
+    def __call__(self, features: Tensor) -> Tensor:
+        parts = [self._nearest(part) for part in torch.split(features, BATCH)]
+        return torch.cat(parts)
+
+    def _nearest(self, features: Tensor) -> Tensor:
+        apart = torch.cdist((features - self._mean) / self._spread, self._base) / math.sqrt(self._base.shape[1])
         return apart.topk(NEIGHBOURS, largest=False).values.mean(1)
-
-    return [batched(distances, x) for x in others]
 
 
 @runtime_checkable
@@ -292,7 +389,8 @@ def draw_diagnosis(found: ModelDiagnosis, images: int) -> Figure:
         top, below = axes[0, i], axes[1, i]
         pixels = found.images[i].float().clamp(0, 1).permute(1, 2, 0).numpy()
         top.imshow(pixels.squeeze(), cmap="gray", interpolation="nearest")
-        top.set_title(f"{found.regime[i]}\ndistance {float(found.distance[i]):.2f}", fontsize=9)
+        numbers = f"shift {float(found.shift[i]):.2g}, distance {float(found.distance[i]):.2f}"
+        top.set_title(f"{found.regime[i]}\n{numbers}", fontsize=9)
         shown = below.imshow(found.patch_quantile[i].numpy(), vmin=0, vmax=1, cmap="PuOr", interpolation="nearest")
         for row, column in found.off_patches[i].nonzero().tolist():
             # What is off lies at an end of the scale, where its colours are dark.

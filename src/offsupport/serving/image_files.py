@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offsupport.core.errors import DataMissingError, FileError, InputError, Spelling, as_keyword
+from offsupport.core.errors import ConfigError, DataMissingError, FileError, InputError, Spelling, as_keyword
 from offsupport.core.escaping import escape
 from offsupport.core.seeds import derive_seed
 from offsupport.data.dataset import Images
@@ -52,6 +52,27 @@ def shuffle_files(files: Sequence[str], seed: int, purpose: str) -> list[str]:
     return [files[row] for row in torch.randperm(len(files), generator=generator).tolist()]
 
 
+def square(
+    size: int | None, resize: int | None, usual: tuple[int, int] | None, spell: Spelling = as_keyword
+) -> tuple[int | None, int | None]:
+    """Return the side of the square to cut out, and what the shorter side is brought to before.
+
+    Args:
+        size: The side, where somebody asked for one.
+        resize: The shorter side, where somebody asked for it.
+        usual: Shorter side and square that are usual for the model, where that is known.
+        spell: How remedies write arguments.
+    """
+    if size is None and resize is None:
+        return (None, None) if usual is None else (usual[1], usual[0])
+    if size is None or (resize is not None and resize < size):
+        raise ConfigError(
+            f"The shorter side is to become {resize}, and the square that is cut out {size or 'is not given'}.",
+            f"Give both, the square no larger: {spell('resize', '256')} {spell('size', '224')}.",
+        )
+    return size, resize
+
+
 @dataclass
 class ImageFiles:
     """Image files that are read when asked for.
@@ -59,9 +80,10 @@ class ImageFiles:
     Args:
         folder: Where they are.
         files: Their paths relative to the folder, in the order of the stream.
-        size: Bring the shorter side to this length and cut out the centred square; None leaves all as they are.
+        size: Side of the centred square that is cut out; None leaves all as they are.
         expected: The only size (width and height) that is right for the model, where that is known.
         spell: How remedies write the argument ``size``.
+        resize: Bring the shorter side to this length before the square is cut out; None to ``size``.
         skipped: Filled while reading: files that cannot be read, and why.
         animated: Filled while reading: files that have more frames than the first, which is read.
     """
@@ -71,6 +93,7 @@ class ImageFiles:
     size: int | None = None
     expected: int | None = None
     spell: Spelling = as_keyword
+    resize: int | None = None
     skipped: dict[str, str] = field(default_factory=dict)
     animated: set[str] = field(default_factory=set)
     _shape: tuple[int, ...] | None = None
@@ -100,7 +123,7 @@ class ImageFiles:
 
     def _read(self, name: str) -> Images | None:
         try:
-            picture, animated = open_picture(self.folder / name, self.size, self.size)
+            picture, animated = open_picture(self.folder / name, self.resize or self.size, self.size)
         except FileError as error:
             # One broken file must not end a stream of thousands; it is named in the result.
             self.skipped[name] = error.message

