@@ -215,7 +215,7 @@ class Minimal(Adapter):
         """Run the model by the statistics that follow from what is known."""
         # Memory is replaced, never changed in place: the same tensor stands for the same statistics.
         if self._current is None or self._current[0] is not self.memory["shift"]:
-            self._current = self.memory["shift"], self._moved()
+            self._current = self.memory["shift"], self.moved()
         self.norm_statistics.running = self._current[1]
         return super().network(x, tensors)
 
@@ -248,9 +248,9 @@ class Minimal(Adapter):
             }
         )
 
-    def _moved(self) -> Tensor:
-        """Return the means and variances to normalise by, (2, channels)."""
-        shift, score = self.shift()
+    def moved(self, total: Tensor | None = None) -> Tensor:
+        """Return the means and variances to normalise by, (2, channels), for a shift of the moments as in `shift`."""
+        shift, score = self.shift(total)
         if score is None:
             return self.known
         least = 0.25 if self.source is None else 0.6
@@ -264,13 +264,14 @@ class Minimal(Adapter):
         # The layer was trained to subtract `mean`, not the clean mean: the difference shrinks or grows with the rest.
         return torch.stack([target[0] - (clean[0] - mean) * ratio.sqrt(), var * ratio])
 
-    def shift(self) -> tuple[Tensor, Tensor | None]:
+    def shift(self, total: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the shift of the moments that the classes seen do not explain, and the score of each layer.
 
         A score is the mean square of a layer's shifts in units of what chance and classes would give: about 1 on clean
-        images. None before the first image.
+        images. None before the first image. The shift of all moments is what is remembered, or else ``total``.
         """
         shift, classes, reference = self.memory["shift"], self.memory["classes"], self.reference
+        shift = shift if total is None else total
         if not classes.numel():
             return shift, None
         surplus = classes - (1 / len(classes) if reference.law is None else reference.law)
