@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
@@ -37,17 +37,13 @@ if TYPE_CHECKING:
 
 Attack = Literal["none", "constant", "binary", "inverted", "repeat", "white-box", "adaptive"]
 SHARES = (0.05, 0.1)
-ATTACKS: tuple[tuple[Attack, float], ...] = (
-    ("none", 0.0),
-    *((attack, share) for attack in get_args(Attack)[1:-1] for share in SHARES),
-    ("adaptive", SHARES[-1]),
-)
-"""The columns; what is made against one method is shown at the larger share alone."""
 STRICT = " (not trusted)"
 METHODS = ("source", "bn", "tent", "shot", "eata", "sar", "minimal", f"minimal{STRICT}")
 """Others, ``tesla`` among them, take ``--methods``; with the attacker's images they take minutes a stream."""
+AIMED_AT = ("source", "minimal")
+"""Who meets the images made against ``minimal``: itself, and the model alone to compare with."""
 STEPS, STEP = 10, 0.1
-"""Of the attack that knows everything: signed gradient steps, and how far each pixel moves in one."""
+"""Of the attacks that know everything: signed gradient steps, and how far each pixel moves in one."""
 CRAFTLESS_COST, CRAFTED_COST = 0.01, 0.02
 """What the defence promises: over the same stream without poison, and over the source model."""
 POINTS = {CRAFTLESS_COST: "1 point", CRAFTED_COST: "2 points"}
@@ -207,7 +203,7 @@ class Planner:
         self.twin = twin
         self.bound = (1.0 if twin.options.trusted else 0.5) * twin.config.clip * twin.reference.spread
         """How far from what is known an image can count, by moment and channel."""
-        self.model = copy.deepcopy(model)
+        self.model = copy.deepcopy(model).requires_grad_(False)
         self.layers = open_batch_norm(self.model)
         self.last: Tensor | None = None
         """The images of the last batch: the next ones start from them."""
@@ -314,6 +310,15 @@ KINDS.register("poison")(Kind(PoisonConfig, run_poison, prepare_poison, named_by
 # The table.
 
 
+def attacks_on(method: str) -> Iterator[tuple[Attack, float]]:
+    """Yield the attacks that a method meets, each with the attacker's share."""
+    yield "none", 0.0
+    for attack in get_args(Attack)[1:-1]:
+        yield from ((attack, share) for share in SHARES)
+    if method.removesuffix(STRICT) in AIMED_AT:
+        yield "adaptive", SHARES[-1]
+
+
 def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells: methods x attacks x shares, on streams that are corrupted and on one that is not."""
     if scale == "smoke":
@@ -335,7 +340,7 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
         for seed in range(options.seeds or 1)
         for method in options.methods or METHODS
         for corruption in corruptions
-        for attack, share in ATTACKS
+        for attack, share in attacks_on(method)
     ]
 
 
