@@ -285,9 +285,9 @@ def open_batch_norm(model: nn.Module) -> list[Any]:
 
         def forward(self, x: Tensor) -> Tensor:
             self.seen = image_moments(x)
-            mean, var = (each[:, None, None] for each in self.statistics)
-            scale = self.weight[:, None, None] * (var + self.eps).rsqrt()
-            return (x - mean) * scale + self.bias[:, None, None]
+            beside = (-1, *(1 for _ in x.shape[2:]))
+            mean, var = (each.view(beside) for each in self.statistics)
+            return (x - mean) * (self.weight.view(beside) * (var + self.eps).rsqrt()) + self.bias.view(beside)
 
     found = {n: Open(each) for n, each in model.named_modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)}
     for name, layer in found.items():
