@@ -93,7 +93,7 @@ def test_the_command_line_takes_a_cluster(cluster, folders):
     for folder, where in zip(folders, ([], ["--executor", "ray", "--address", cluster.address]), strict=True):
         words = ["bench", "run", *grid, "--out", str(folder / "run"), "--json", *where]
         done = subprocess.run(
-            [sys.executable, "-m", "offsupport", *words], cwd=HERE, capture_output=True, text=True, timeout=300
+            [sys.executable, "-m", "offsupport", *words], cwd=HERE, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stderr
         rows.append([(row["method"], row["column"], row["value"]) for row in json.loads(done.stdout)["rows"]])
@@ -124,7 +124,7 @@ def test_a_lost_node_costs_only_the_cells_it_was_computing(cluster, folders):
 
     def lose_a_node():
         raylet = cluster.extra.all_processes["raylet"][0].process.pid
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not list(there.glob(f"begun-*-{raylet}")) and time.monotonic() < deadline:
             time.sleep(0.02)
         cluster.remove_node(cluster.extra, allow_graceful=False)

@@ -1,5 +1,7 @@
 """Methods under the sparsity constraint keep the promises that all methods make."""
 
+import itertools
+
 import pytest
 
 from offsupport.methods import METHODS
@@ -12,21 +14,28 @@ METHODS_HERE = ("tent+sc", "shot+sc", "eata+sc", "sar+sc", *HEAVY)
 QUICK = {"tent+sc": ("batch_norm", "layer_norm"), "shot+sc": ("no_norm",), "sar+sc": ("group_norm",)}
 QUICK |= dict.fromkeys(HEAVY, ())
 REFUSED = {("tent+sc", "no_norm"), ("eata+sc", "no_norm"), ("sar+sc", "no_norm")}
+# A projection head and a decoder are idle in all of them, and transformers are covered by layer norm.
+HERE = [name for name in NETWORKS if name not in ("projection", "mae")]
 CASES = {
-    (method, network): Case(method, factory)
+    (method, network): Case(method, NETWORKS[network])
     for method in METHODS_HERE
-    for network, factory in NETWORKS.items()
+    for network in HERE
     if (method, network) not in REFUSED
 }
 
 
-def row(method, network):
-    marks = [] if network in QUICK.get(method, ("batch_norm",)) else [pytest.mark.slow]
-    return pytest.param(CASES[method, network], marks=marks, id=f"{method}/{network}")
+def promises():
+    """Every check on the quick ones; on each other pair one in seven, so that every pair of the three is met once."""
+    for (key, case), (name, check) in itertools.product(CASES.items(), CHECKS.items()):
+        method, network = key
+        quick = network in QUICK.get(method, ("batch_norm",))
+        places = METHODS_HERE.index(method), HERE.index(network), list(CHECKS).index(name)
+        if quick or sum(places) % 7 == 0:
+            marks = [] if quick else [pytest.mark.slow]
+            yield pytest.param(case, check, id=f"{method}/{network}-{name}", marks=marks)
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
-@pytest.mark.parametrize("case", [row(*key) for key in CASES])
+@pytest.mark.parametrize(("case", "check"), list(promises()))
 def test_promise(case, check):
     check(case)
 

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from offsupport.bench.cell import Place
 from offsupport.bench.store import Record
+from offsupport.core.errors import ConfigError
 from offsupport.results.correctness import pack
-from offsupport.studies.ours.poison import METHODS, SHARES, Attacker, PoisonConfig, claims, rows
+from offsupport.studies.ours.poison import (
+    METHODS,
+    SHARES,
+    Attacker,
+    Planner,
+    PoisonConfig,
+    claims,
+    prepare_poison,
+    rows,
+)
+from offsupport.studies.paper.table2 import MODEL
 from offsupport.studies.tables import TABLES, TableOptions
+from offsupport.testing import NETWORKS, Case, toy_images
+from offsupport.testing.case import changed
 
-ATTACKS = ("constant", "binary", "inverted", "repeat", "white-box")
+ATTACKS = ("constant", "binary", "inverted", "repeat", "white-box", "adaptive")
+TOY = NETWORKS["batch_norm"]
 
 
 def model():
@@ -28,7 +45,8 @@ def batch():
 
 
 def attacker(attack, share=0.1):
-    return Attacker(PoisonConfig(method="bn", dataset="digits-c", attack=attack, share=share), model())
+    planner = Planner(TOY(), Case("minimal", TOY).wrap()) if attack == "adaptive" else None
+    return Attacker(PoisonConfig(method="bn", dataset="digits-c", attack=attack, share=share), model(), planner)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -69,9 +87,42 @@ def test_the_crafted_images_raise_the_loss_of_the_others_more_than_noise_does():
     assert loss(attacker("white-box").images(x, y, 3)) > max(loss(each) for each in noise)
 
 
+def settled(bad, victim):
+    """The loss of the benign images after ``victim`` saw the same batch until nothing moves any more."""
+    x, y = toy_images(30, seed=5)
+    for _ in range(30):
+        victim(torch.cat([x, bad]))
+    with victim.norm_statistics.using("running"):
+        return float(cross_entropy(victim.predict(x), y))
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_what_is_made_against_minimal_harms_it_more_than_noise_does(trusted):
+    x, y = toy_images(30, seed=5)
+    planner = Planner(TOY(), Case("minimal", TOY).wrap(trusted=trusted))
+    before = planner.twin.snapshot()
+    noise = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    crafted = planner.images(x, y, noise)
+    assert not changed(before, planner.twin.snapshot())
+    harms = [settled(bad, Case("minimal", TOY).wrap(trusted=trusted)) for bad in (noise, noise.round(), crafted)]
+    assert max(harms) == harms[-1] > min(harms)
+
+
+def test_the_plan_is_where_minimal_settles_when_the_batch_comes_again_and_again():
+    x, y = toy_images(30, seed=5)
+    bad, victim = torch.ones(3, 3, 8, 8), Case("minimal", TOY).wrap()
+    assert settled(bad, victim) == pytest.approx(float(Planner(TOY(), victim)._plan(x, y)(bad)), rel=0.02)
+
+
+def test_a_method_without_a_bound_is_refused_as_not_trusted_before_anything_runs(tmp_path):
+    config = PoisonConfig(method="tent", dataset="digits-c", model=MODEL, trusted=False)
+    with pytest.raises(ConfigError, match="sets no bound"):
+        prepare_poison([config], Place(Path(tmp_path)))
+
+
 def test_every_method_meets_every_attack_and_share():
     cells = TABLES["poison"].cells("smoke", TableOptions())
-    assert len(cells) == len(METHODS) * (1 + len(ATTACKS) * len(SHARES))
+    assert len(cells) == len(METHODS) * (1 + (len(ATTACKS) - 1) * len(SHARES)) + 3
     assert {cell.config["attack"] for cell in cells} == {"none", *ATTACKS}
 
 

@@ -275,13 +275,16 @@ class MinimalStatistics(CountedStatistics):
         return float(self._by_layer(away[0].square() / chance[0]).median())
 
     def _moved(self) -> Tensor:
-        """Return the means and variances to normalise by, (2, channels)."""
-        shift, score = self.shift()
+        return self.moved()
+
+    def moved(self, total: Tensor | None = None) -> Tensor:
+        """Return the means and variances to normalise by, (2, channels), for what is known or another shift."""
+        shift, score = self.shift(total)
         if score is None:
             return self.known
         least = 0.6 if self.found else 0.25
         amount = least if self.config.amount is None else self.config.amount
-        share = self._caution * amount * self.gate()[self.layer]
+        share = self._caution * amount * self.gate(total)[self.layer]
         clean = self.reference.clean
         target = clean + share * shift
         var_clean = (clean[1] - clean[0].square()).clamp(min=1e-12)
@@ -290,22 +293,22 @@ class MinimalStatistics(CountedStatistics):
         # The layer was trained to subtract `mean`, not the clean mean: the difference shrinks or grows with the rest.
         return torch.stack([target[0] - (clean[0] - mean) * ratio.sqrt(), var * ratio])
 
-    def gate(self) -> Tensor:
+    def gate(self, total: Tensor | None = None) -> Tensor:
         """Return for each layer how plainly it is shifted: 0 where chance and classes would explain it, 1 far off."""
-        score = self.shift()[1]
+        score = self.shift(total)[1]
         if score is None:
             return torch.zeros(int(self.layer[-1]) + 1, device=self.layer.device)
         # Where a few classes fill the stream, what is wrong about them is taken for a shift.
         doubt = self.config.doubt + self.config.wary * float(self._surplus().square().sum())
         return (1 - doubt / score.clamp(min=1e-12)).clamp(min=0)
 
-    def shift(self) -> tuple[Tensor, Tensor | None]:
+    def shift(self, total: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the shift of the moments that the classes seen do not explain, and the score of each layer.
 
         A score is the mean square of a layer's shifts in units of what chance and classes would give: about 1 on clean
-        images. None before the first image.
+        images. None before the first image. The shift of all moments is what is remembered, or else ``total``.
         """
-        shift, reference = self.memory["shift"], self.reference
+        shift, reference = self.memory["shift"] if total is None else total, self.reference
         if not self.memory["classes"].numel():
             return shift, None
         shift, doubted = self._without_classes(shift, self._surplus())

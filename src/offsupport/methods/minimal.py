@@ -60,3 +60,7 @@ class Minimal(Adapter):
     def shift(self) -> tuple[Tensor, Tensor | None]:
         """Return the shift of the moments that the classes seen do not explain, and the score of each layer."""
         return self.statistics_policy.shift()
+
+    def moved(self, total: Tensor | None = None) -> Tensor:
+        """Return the means and variances to normalise by, (2, channels), for what is known or another shift."""
+        return self.statistics_policy.moved(total)

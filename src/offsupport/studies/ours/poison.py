@@ -3,14 +3,17 @@
 Every batch holds benign images and, scattered among them, images that an attacker put there. Only the benign ones are
 scored. Four attacks need no knowledge: constant images, binary noise, inverted images, and one image that the model
 gets wrong, again and again. The fifth knows everything: weights, labels and the batch; it moves its own pixels within
-[0, 1] until the benign images of the batch are misclassified under the statistics of the whole batch.
+[0, 1] until the benign images of the batch are misclassified under the statistics of the whole batch. The sixth is made
+against ``minimal``: it knows its source statistics and its state as well, and moves its pixels until the benign images
+are misclassified by the statistics at which ``minimal`` would settle if the stream went on like this.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -29,13 +32,18 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-Attack = Literal["none", "constant", "binary", "inverted", "repeat", "white-box"]
+    from offsupport.methods import Adapter
+    from offsupport.methods.minimal import Minimal
+
+Attack = Literal["none", "constant", "binary", "inverted", "repeat", "white-box", "adaptive"]
 SHARES = (0.05, 0.1)
 STRICT = " (not trusted)"
 METHODS = ("source", "bn", "tent", "shot", "eata", "sar", "minimal", f"minimal{STRICT}")
 """Others, ``tesla`` among them, take ``--methods``; with the attacker's images they take minutes a stream."""
+AIMED_AT = ("source", "minimal")
+"""Who meets the images made against ``minimal``: itself, and the model alone to compare with."""
 STEPS, STEP = 10, 0.1
-"""Of the attack that knows everything: signed gradient steps, and how far each pixel moves in one."""
+"""Of the attacks that know everything: signed gradient steps, and how far each pixel moves in one."""
 CRAFTLESS_COST, CRAFTED_COST = 0.01, 0.02
 """What the defence promises: over the same stream without poison, and over the source model."""
 POINTS = {CRAFTLESS_COST: "1 point", CRAFTED_COST: "2 points"}
@@ -86,7 +94,7 @@ def run_poison(config: PoisonConfig, place: Place) -> Outcome:
     model = source_model(config.model, place.folder).eval()
     stream = stream_of(config.benign(), place)
     adapter = adapter_of(config.benign(), model, place, trusted=config.trusted)
-    attacker = Attacker(config, model)
+    attacker = Attacker(config, model, planner_of(config, model, place, adapter))
     rows: list[int] = []
     correct: list[bool] = []
     for batch in stream:
@@ -106,13 +114,24 @@ def run_poison(config: PoisonConfig, place: Place) -> Outcome:
     return Outcome(measured, provenance_of(model, stream, config.limit), {})
 
 
+def planner_of(config: PoisonConfig, model: nn.Module, place: Place, victim: Adapter) -> Planner | None:
+    """Return who makes images against ``minimal``, where the attack is that; whatever the method is that meets them."""
+    import copy
+
+    if config.attack != "adaptive":
+        return None
+    against = dataclasses.replace(config.benign(), method="minimal")
+    twin = copy.deepcopy(victim) if config.method == "minimal" else adapter_of(against, model, place)
+    return Planner(model, cast("Minimal", twin))
+
+
 class Attacker:
     """Makes the images of an attack and hides them among the benign ones of a batch."""
 
-    def __init__(self, config: PoisonConfig, model: nn.Module) -> None:
+    def __init__(self, config: PoisonConfig, model: nn.Module, planner: Planner | None = None) -> None:
         import torch
 
-        self.config, self.model = config, model
+        self.config, self.model, self.planner = config, model, planner
         self.draw: torch.Generator = torch.Generator().manual_seed(derive_seed("poison", config.seed, config.attack))
         self.wrong: Tensor | None = None
         """The image that is sent again and again, once one was found."""
@@ -125,7 +144,10 @@ class Attacker:
         count = round(len(x) * share / (1 - share))
         bad = self.images(x, y, count) if count else x[:0]
         places = torch.randperm(len(x) + len(bad), generator=self.draw)
-        return torch.cat([x, bad])[places.argsort()], places[: len(x)]
+        mixed = torch.cat([x, bad])[places.argsort()]
+        if self.planner is not None:
+            self.planner.twin(mixed)  # what it sends, it knows its victim to have counted
+        return mixed, places[: len(x)]
 
     def images(self, x: Tensor, y: Tensor, count: int) -> Tensor:
         """Return the attacker's images for this batch."""
@@ -140,6 +162,8 @@ class Attacker:
             return 1 - x[torch.randperm(len(x), generator=self.draw)[:count]]
         if self.config.attack == "repeat":
             return self._misclassified(x, y).expand(shape).contiguous()
+        if self.planner is not None:
+            return self.planner.images(x, y, torch.rand(shape, generator=self.draw))
         return self._crafted(x, y, torch.rand(shape, generator=self.draw))
 
     def _misclassified(self, x: Tensor, y: Tensor) -> Tensor:
@@ -170,15 +194,128 @@ class Attacker:
         return bad.detach()
 
 
+class Planner:
+    """Makes images against ``minimal``: it runs a twin of it, and plans for where the twin would settle."""
+
+    def __init__(self, model: nn.Module, twin: Minimal) -> None:
+        import copy
+
+        self.twin = twin
+        self.bound = (1.0 if twin.options.trusted else 0.5) * twin.config.clip * twin.reference.spread
+        """How far from what is known an image can count, by moment and channel."""
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self.layers = open_batch_norm(self.model)
+        self.last: Tensor | None = None
+        """The images of the last batch: the next ones start from them."""
+
+    def images(self, x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+        """Ascend the loss of the benign images by the statistics at which the twin would settle; return the best."""
+        import torch
+
+        before = self.twin.snapshot()
+        self.twin(x)  # the benign images tell which classes the stream has, and how sure the twin will be
+        plan = self._plan(x, y)
+        starts = [noise, noise.round(), *(() if self.last is None else (torch.cat([self.last, noise])[: len(noise)],))]
+        bad = max(starts, key=lambda start: float(plan(start).detach()))
+        best, highest = bad, -math.inf
+        for _ in range(STEPS):
+            bad = bad.detach().requires_grad_()
+            loss = plan(bad)
+            if float(loss.detach()) > highest:
+                best, highest = bad.detach(), float(loss.detach())
+            (gradient,) = torch.autograd.grad(loss, bad)
+            bad = (bad + STEP * gradient.sign()).clamp(0, 1)
+        self.twin.restore(before)
+        self.last = best
+        return best
+
+    def _plan(self, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the loss of the benign images as a function of the others, at the shift where all pulls cancel."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        now, known = self.twin.moved(), self.twin.memory["shift"]
+        with torch.no_grad():
+            benign = self._pull(x, now)
+
+        def loss(bad: Tensor) -> Tensor:
+            settled = known + benign + len(bad) / len(x) * self._pull(bad, now)
+            self._normalise_by(self.twin.moved(settled))
+            return cross_entropy(self.model(x), y)
+
+        return loss
+
+    def _pull(self, x: Tensor, statistics: Tensor) -> Tensor:
+        """Return the mean of how far images count as lying from what the twin knows, (2, channels)."""
+        import torch
+
+        self._normalise_by(statistics)
+        self.model(x)
+        found = torch.cat([layer.seen for layer in self.layers], 2)
+        return self._counted(found - (self.twin.reference.clean + self.twin.memory["shift"])[:, None]).mean(1)
+
+    def _counted(self, away: Tensor) -> Tensor:
+        """Clip as ``minimal`` does. Gradients come back from behind the bound, but for those that lead further out."""
+        bound = self.bound[:, None]
+        if away.requires_grad:
+            outside = away.detach().sign() * (away.detach().abs() > bound)
+            away.register_hook(lambda gradient: gradient * (gradient * outside <= 0))
+        return away + (away.clamp(-bound, bound) - away).detach()
+
+    def _normalise_by(self, statistics: Tensor) -> None:
+        parts = statistics.split([len(layer.weight) for layer in self.layers], 1)
+        for layer, part in zip(self.layers, parts, strict=True):
+            layer.statistics = part
+
+
+def open_batch_norm(model: nn.Module) -> list[Any]:
+    """Replace batch norm by layers that pass gradients on to their statistics, in place; return them in order."""
+    import torch
+    from torch import nn
+
+    class Open(nn.Module):
+        """Batch norm by given ``statistics`` (2, C), which notes the moments of each image, (2, N, C)."""
+
+        def __init__(self, plain: nn.Module) -> None:
+            super().__init__()
+            self.weight, self.bias, self.eps = plain.weight, plain.bias, plain.eps
+            self.seen = self.statistics = torch.empty(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.flatten(2) if x.dim() > 2 else x[..., None]
+            self.seen = torch.stack([rows.mean(2), rows.square().mean(2)])
+            beside = (-1, *(1 for _ in x.shape[2:]))
+            mean, var = (each.view(beside) for each in self.statistics)
+            return (x - mean) * (self.weight.view(beside) * (var + self.eps).rsqrt()) + self.bias.view(beside)
+
+    found = {n: Open(each) for n, each in model.named_modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)}
+    for name, layer in found.items():
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, layer)
+    return list(found.values())
+
+
 def prepare_poison(configs: Sequence[PoisonConfig], place: Place) -> None:
     """Refuse what cannot work before anything runs."""
     prepare_adapt([config.benign() for config in configs], place)
+    for config in {config.method: config for config in configs if not config.trusted}.values():
+        quick = dataclasses.replace(config.benign(), source_images=0)
+        adapter_of(quick, source_model(config.model, place.folder), place, trusted=False)
 
 
 KINDS.register("poison")(Kind(PoisonConfig, run_poison, prepare_poison, named_by=("method", "attack", "corruption")))
 
 
 # The table.
+
+
+def attacks_on(method: str) -> Iterator[tuple[Attack, float]]:
+    """Yield the attacks that a method meets, each with the attacker's share."""
+    yield "none", 0.0
+    for attack in get_args(Attack)[1:-1]:
+        yield from ((attack, share) for share in SHARES)
+    if method.removesuffix(STRICT) in AIMED_AT:
+        yield "adaptive", SHARES[-1]
 
 
 def grid(scale: str, options: TableOptions) -> list[Cell]:
@@ -189,7 +326,6 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
     else:
         fixed = {"dataset": "cifar10-c", "model": MODEL, "preset": "cifar10-small", "limit": 512}
         corruptions = ("gaussian_noise", "fog")
-    attacks = [("none", 0.0), *((attack, share) for attack in get_args(Attack)[1:] for share in SHARES)]
     return [
         PoisonConfig(
             method=method.removesuffix(STRICT),
@@ -203,7 +339,7 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
         for seed in range(options.seeds or 1)
         for method in options.methods or METHODS
         for corruption in corruptions
-        for attack, share in attacks
+        for attack, share in attacks_on(method)
     ]
 
 
@@ -233,7 +369,7 @@ def claims(records: Sequence[Record]) -> list[Claim]:
         own = found[method]
         for column, parts in own.items():
             dataset, _, attack = column.partition("/")
-            crafted = attack.startswith("white-box")
+            crafted = attack.startswith(("white-box", "adaptive"))
             baseline, limit = (found.get("source", {}), CRAFTED_COST) if crafted else (own, CRAFTLESS_COST)
             against = baseline.get(f"{dataset}/none")
             if attack == "none" or against is None:
