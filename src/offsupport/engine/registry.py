@@ -127,6 +127,7 @@ def adapt(
     input_range: Range | None = PIXELS,
     monitor: bool = False,
     trusted: bool = True,
+    reset_every: int | None = None,
     **hyper: Any,
 ) -> Adapter:
     """Wrap a trained classifier so that it adapts to the data it is given as it predicts.
@@ -153,6 +154,9 @@ def adapt(
         monitor: Watch the source model beside the adapted one, for :meth:`Adapter.estimate`; one more pass per batch.
         trusted: False where strangers can send images: only methods that bound what one image can do are taken, and
             they move half as far.
+        reset_every: Go back to the source before the next batch once so many images were served since the last time
+            (Press et al., 2023); counted as ``reset``. 0 is never; None what the method says, which is never for all
+            but ``rdumb``.
         **hyper: Hyper-parameters of the method; they override the preset.
 
     Example:
@@ -167,8 +171,10 @@ def adapt(
         raise ModelError("This model is adapted already.", "Pass the model inside: adapted.model.")
     hyper, head = _split_head(hyper, head)
     config = method_config(method, preset, hyper)
-    given = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed, "inplace": inplace}
-    options = build(Options, {**given, "input_range": input_range, "monitor": monitor, "trusted": trusted}, "adapt()")
+    given: dict[str, Any] = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed}
+    given |= {"inplace": inplace}
+    given |= {"input_range": input_range, "monitor": monitor, "trusted": trusted, "reset_every": reset_every}
+    options = build(Options, given, "adapt()")
     check_model(model, cls.info)
     if not trusted and not cls.info.bounded:
         raise ConfigError(

@@ -176,6 +176,7 @@ def identity(adapter: Lifecycle) -> dict[str, Any]:
         "base_sha256": base_sha256(adapter),
         **({"monitor": True} if adapter.options.monitor else {}),
         **({} if adapter.options.trusted else {"trusted": False}),
+        **({} if adapter.options.reset_every is None else {"reset_every": adapter.options.reset_every}),
     }
 
 
@@ -185,6 +186,9 @@ def require_identity(adapter: Lifecycle, saved: Mapping[str, Any], where: str) -
     if saved.get("base_sha256", mine["base_sha256"]) != mine["base_sha256"]:
         raise FileError(f"{where} was saved from a model with other weights.", "Wrap the model it was saved from.")
     saved = {"input_range": mine["input_range"], **saved}  # files of 0.2.0 do not say it
+    if isinstance(saved.get("config"), Mapping):
+        # A hyper-parameter that came after the file was written had no effect then: it is at its default.
+        saved["config"] = {**to_dict(type(adapter.config)()), **saved["config"]}
     different = [name for name in mine if saved.get(name) != mine[name]]
     if different:
         raise FileError(
@@ -218,6 +222,7 @@ def saved_set_up(path: Path | str) -> dict[str, Any]:
     options = {"input_range": tuple(limits) if isinstance(limits, list) else limits}
     later = {"monitor": True} if manifest.get("monitor") else {}
     later |= {"trusted": False} if manifest.get("trusted") is False else {}
+    later |= {"reset_every": manifest["reset_every"]} if "reset_every" in manifest else {}
     return {**{name: manifest[name] for name in ("method", *_OPTIONS)}, **options, **later, **manifest["config"]}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-Statistics = Literal["source", "batch", "blend", "ema", "running"]
+Statistics = Literal["source", "batch", "blend", "ema", "running", "moved"]
 """What batch norm may normalise by; :class:`NormStatistics` says what each word means."""
 
 NORM_TYPES = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
@@ -31,7 +31,8 @@ class NormStatistics:
     ``source`` uses the running statistics, ``batch`` those of the batch alone, ``blend`` their mean with the running
     statistics counted as ``prior`` extra samples (Schneider et al., 2020), for batches too small to stand alone.
     ``ema`` normalises by the batch as training does, and lets ``running`` follow it; ``running`` normalises by what has
-    been followed. The buffers of the layers stay as they came: ``running`` holds copies, from :meth:`follow` on.
+    been followed. ``moved`` lets ``running`` follow the batch, too, and normalises by where it then is (Yuan et al.,
+    2023): gradients go through the share that the batch has in it. The buffers of the layers stay as they came: ``running`` holds copies, from :meth:`follow` on.
     """
 
     kind: Statistics = "source"
@@ -144,6 +145,8 @@ class AdaptiveStatistics:
                 "num_batches_tracked": None,
             }
             return self._with(x, training=True, running_mean=mean, running_var=var, **attributes)
+        if statistics == "moved" and self.norm_statistics.running is not None:
+            return self._moved(x)
         if statistics == "blend":
             mean, var = self._blend(x)
             return self._normalised(x, mean, var)
@@ -162,6 +165,22 @@ class AdaptiveStatistics:
             layer._check_input_dim(x)
             return functional.batch_norm(x, mean, var, layer.weight, layer.bias, eps=layer.eps)
         return self._with(x, training=False, running_mean=mean, running_var=var)
+
+    def _moved(self, x: Tensor) -> Tensor:
+        """Let what is followed move towards the batch, and normalise by it, with gradients through the batch's share."""
+        layer, momentum = cast("Any", self), self.norm_statistics.momentum
+        known_mean, known_var = self._known()
+        given = x.to(known_var.dtype)  # under autocast x is in half
+        var, mean = torch.var_mean(given, [axis for axis in range(x.dim()) if axis != 1], correction=0)
+        mean, var = known_mean * (1 - momentum) + momentum * mean, known_var * (1 - momentum) + momentum * var
+        with torch.no_grad():
+            known_mean.copy_(mean)
+            known_var.copy_(var)
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        normal = (given - mean.view(shape)) * (var + layer.eps).rsqrt().view(shape)
+        # torch's own kernel takes running statistics for constants. What it is given here is normalised already.
+        none = torch.zeros_like(known_mean)
+        return self._normalised(normal.to(x.dtype), none, none + (1 - layer.eps))
 
     def _with(self, x: Tensor, **attributes: Any) -> Tensor:
         """Run the layer's own forward with some attributes replaced for the time of the call."""
