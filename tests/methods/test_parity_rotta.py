@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -60,7 +61,7 @@ class Rotta:
             logits = self.teacher(x, "eval").detach()
             for image, label, u in zip(x, logits.argmax(1).tolist(), entropy(logits).tolist(), strict=True):
                 self.add({"image": image, "u": u, "age": 0}, label)
-                for each in sum(self.memory, []):
+                for each in itertools.chain(*self.memory):
                     each["age"] += 1
                 self.seen += 1
                 if self.seen % self.every == 0:
@@ -88,7 +89,7 @@ class Rotta:
 
     def update(self) -> None:
         # In the order they came: the published memory goes class by class, and a sum does not depend on it.
-        items = sorted(sum(self.memory, []), key=lambda each: -each["age"])
+        items = sorted(itertools.chain(*self.memory), key=lambda each: -each["age"])
         batch = torch.stack([each["image"] for each in items])
         with torch.no_grad():
             q = self.teacher(batch, "robust").softmax(1)
@@ -148,7 +149,7 @@ class Note:
                     self.memory[label].append((self.seen, image))
                 self.seen += 1
                 if self.seen % self.every == 0:
-                    batch = torch.stack([each[1] for each in sorted(sum(self.memory, []), key=lambda e: e[0])])
+                    batch = torch.stack([each[1] for each in sorted(itertools.chain(*self.memory), key=lambda e: e[0])])
                     step(self.opt, entropy(self.net(batch, "train")).mean())
                     self.steps += 1
             yield logits

@@ -148,7 +148,7 @@ def cotta_view(
 
     Brightness, contrast, saturation, hue and gamma change in an order drawn per batch; the image turns by up to 15
     degrees, moves by up to an eighth of its side and grows or shrinks by up to a tenth; it is blurred, perhaps
-    mirrored, and gets noise. Published code draws all of that once for a whole batch; here every image has its own draw.
+    mirrored, and gets noise. Published code draws all of that once for a batch, here every image has its own draw.
 
     Args:
         x: Images (N, C, H, W).
@@ -180,7 +180,9 @@ def shuffled_patches(x: Tensor, parts: int, generator: torch.Generator) -> Tenso
     order = torch.rand(n, parts * parts, generator=generator, dtype=torch.float64).argsort(1).to(x.device)
     patches = patches.gather(2, order[:, None, :, None, None].expand_as(patches))
     whole = patches.unflatten(2, (parts, parts)).transpose(3, 4).reshape(n, channels, *size)
-    return whole if size == (height, width) else torch.nn.functional.interpolate(whole, (height, width), mode="bilinear")
+    return (
+        whole if size == (height, width) else torch.nn.functional.interpolate(whole, (height, width), mode="bilinear")
+    )
 
 
 def _jittered(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -207,7 +209,14 @@ def _warped(x: Tensor, generator: torch.Generator, padding: str) -> Tensor:
     turn, down, across, grow = (2 * torch.rand(4, len(x), generator=generator, dtype=torch.float64).to(x) - 1).unbind()
     angle, scale, aspect = math.radians(15) * turn, 1 / (1 + 0.1 * grow), x.shape[-2] / x.shape[-1]
     cosine, sine = scale * angle.cos(), scale * angle.sin()
-    rows = (cosine, sine * aspect, across / 4, -sine / aspect, cosine, down / 4)  # an eighth of a side is a quarter of 2
+    rows = (
+        cosine,
+        sine * aspect,
+        across / 4,
+        -sine / aspect,
+        cosine,
+        down / 4,
+    )  # an eighth of a side is a quarter of 2
     grid = torch.nn.functional.affine_grid(torch.stack(rows, 1).view(-1, 2, 3), list(x.shape), align_corners=False)
     return torch.nn.functional.grid_sample(x, grid, padding_mode=padding, align_corners=False)
 

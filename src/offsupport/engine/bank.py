@@ -62,7 +62,12 @@ class Bank:
         places = {f"{_PLACE}{place}": torch.empty(0) for place in range(capacity)}
         empty = torch.full((capacity,), -1)
         scores = torch.zeros(capacity, dtype=torch.float64)
-        return places | {_LABELS: empty, _SCORES: scores, _BORN: empty.clone(), _SEEN: torch.zeros((), dtype=torch.long)}
+        return places | {
+            _LABELS: empty,
+            _SCORES: scores,
+            _BORN: empty.clone(),
+            _SEEN: torch.zeros((), dtype=torch.long),
+        }
 
     def counts(self) -> Mapping[int, int]:
         """Return how many items each class has that has any."""

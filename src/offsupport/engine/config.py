@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -132,3 +133,11 @@ def require(name: str, condition: bool, allowed: str) -> None:
     """Refuse a hyper-parameter outside its range."""
     if not condition:
         raise ConfigError(f"Hyper-parameter {name!r} is out of range.", f"It must be {allowed}.")
+
+
+def require_pattern(name: str, pattern: str | None) -> None:
+    """Refuse a hyper-parameter that is no regular expression."""
+    try:
+        re.compile(pattern or "")
+    except re.error:
+        require(name, False, "a valid regular expression")

@@ -18,7 +18,7 @@ from offsupport.nn.inspect import capture_input
 from offsupport.nn.norm import Statistics
 
 LEAST = 1e-10
-"""Added to probabilities before their logarithm, as published: no class is so unlikely that neighbours cannot raise it."""
+"""Added to probabilities before their logarithm, as published: neighbours can raise any class."""
 MIXED = 0.9
 """A batch whose mean prediction has this share of the largest entropy holds about all classes equally often."""
 ENOUGH = 16

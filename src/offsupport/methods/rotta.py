@@ -19,7 +19,8 @@ from offsupport.functional import entropy
 from offsupport.nn import affine_parameters
 from offsupport.nn.norm import Statistics
 
-_STATISTICS = "student_statistics"
+STUDENT = "student_statistics"
+"""Batch-norm statistics of the student, in the memory of the adapter."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class Rotta(PixelAdapter):
         """Remember the teacher, the statistics of both networks, and the images."""
         statistics = self.norm_statistics.follow(self.model, self.config.bn_momentum)
         teacher = Teacher.of(self.parameters_adapted, statistics).remembered()
-        return teacher | {_STATISTICS: statistics.clone()} | Bank.initial(self.config.capacity)
+        return teacher | {STUDENT: statistics.clone()} | Bank.initial(self.config.capacity)
 
     def step(self, x: Tensor) -> Tensor:
         """Predict by the teacher, then remember the images one by one, with a step whenever one is due."""
@@ -145,18 +146,18 @@ class Rotta(PixelAdapter):
     def learn(self, bank: Bank) -> None:
         """Let the student follow the teacher's predictions of the memory, and the teacher the student."""
         images, teacher = bank.images(), Teacher.recall(self.memory)
-        statistics = self.memory[_STATISTICS].clone()
+        statistics = self.memory[STUDENT].clone()
         weight = torch.sigmoid(-bank.ages() / bank.capacity).to(images)
         with self.norm_statistics.using("moved"):
-            q = self._taught(images, teacher).softmax(1)
+            q = self.taught(images, teacher).softmax(1)
             self.norm_statistics.running = statistics
             log_p = self.network(cotta_view(images, self.generator)).log_softmax(1)
         self.descend(-(weight * (q * log_p).sum(1)).mean())
         teacher.follow(self.parameters_adapted, self.decays())
-        self.memory.update(teacher.remembered() | {_STATISTICS: statistics})
+        self.memory.update(teacher.remembered() | {STUDENT: statistics})
 
     @torch.no_grad()
-    def _taught(self, images: Tensor, teacher: Teacher) -> Tensor:
+    def taught(self, images: Tensor, teacher: Teacher) -> Tensor:
         """Return the teacher's logits of the memory; its statistics move."""
         self.norm_statistics.running = teacher.statistics
         return self.network(images, teacher.parameters)

@@ -101,7 +101,7 @@ class T3a(Adapter):
         self.memory.update(found | {"prototypes": prototypes})
 
     def _past(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return supports and entropies of a class: at first its own row of the classifier, as the classifier sees it."""
+        """Return supports and entropies of a class: at first its own row of the classifier."""
         supports, entropies = self.memory[f"{_SUPPORTS}{k}"], self.memory[f"{_ENTROPIES}{k}"]
         if supports.numel():
             return supports, entropies

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, cast
 
@@ -32,7 +33,8 @@ class NormStatistics:
     statistics counted as ``prior`` extra samples (Schneider et al., 2020), for batches too small to stand alone.
     ``ema`` normalises by the batch as training does, and lets ``running`` follow it; ``running`` normalises by what has
     been followed. ``moved`` lets ``running`` follow the batch, too, and normalises by where it then is (Yuan et al.,
-    2023): gradients go through the share that the batch has in it. The buffers of the layers stay as they came: ``running`` holds copies, from :meth:`follow` on.
+    2023): gradients go through the share that the batch has in it. The buffers of the layers stay as they came:
+    ``running`` holds copies, from :meth:`follow` on.
     """
 
     kind: Statistics = "source"
@@ -167,7 +169,7 @@ class AdaptiveStatistics:
         return self._with(x, training=False, running_mean=mean, running_var=var)
 
     def _moved(self, x: Tensor) -> Tensor:
-        """Let what is followed move towards the batch, and normalise by it, with gradients through the batch's share."""
+        """Let what is followed move towards the batch, and normalise by it, gradients through the batch's share."""
         layer, momentum = cast("Any", self), self.norm_statistics.momentum
         known_mean, known_var = self._known()
         given = x.to(known_var.dtype)  # under autocast x is in half
@@ -287,10 +289,23 @@ def capture_means(model: nn.Module) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-def affine_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the scale and shift of every normalisation layer by their names in ``model``."""
+def affine_parameters(
+    model: nn.Module, exclude: str | None = None, exclude_last: float = 0.0
+) -> dict[str, nn.Parameter]:
+    """Return the scale and shift of every normalisation layer by their names in ``model``.
+
+    Args:
+        model: Any network.
+        exclude: Leave out the layers whose name this regular expression is found in.
+        exclude_last: Where no expression is given, leave out this fraction of the layers, the last ones.
+    """
     found: dict[str, nn.Parameter] = {}
-    for name, module in norm_layers(model):
+    layers = list(norm_layers(model))
+    if exclude is not None:
+        layers = [(name, module) for name, module in layers if not re.search(exclude, name)]
+    else:
+        layers = layers[: len(layers) - int(exclude_last * len(layers))]
+    for name, module in layers:
         prefix = f"{name}." if name else ""
         found |= {prefix + key: parameter for key, parameter in module.named_parameters(recurse=False)}
     return found
