@@ -179,7 +179,7 @@ def shuffled_patches(x: Tensor, parts: int, generator: torch.Generator) -> Tenso
     patches = patches.flatten(2, 3)
     order = torch.rand(n, parts * parts, generator=generator, dtype=torch.float64).argsort(1).to(x.device)
     patches = patches.gather(2, order[:, None, :, None, None].expand_as(patches))
-    whole = patches.unflatten(2, (parts, parts)).transpose(3, 4).reshape(n, channels, *size)
+    whole = patches.reshape(n, channels, parts, parts, *patches.shape[3:]).transpose(3, 4).reshape(n, channels, *size)
     return (
         whole if size == (height, width) else torch.nn.functional.interpolate(whole, (height, width), mode="bilinear")
     )

@@ -90,7 +90,7 @@ class T3a(Adapter):
         finite = z.isfinite().all(1) & logits.isfinite().all(1)
         labels, surprise, z = logits[finite].argmax(1), entropy(logits[finite]), z[finite]
         prototypes, found = self.memory["prototypes"].clone(), dict[str, Tensor]()
-        for k in labels.unique().tolist():  # at most as many as the batch has images
+        for k in sorted(set(labels.tolist())):  # at most as many as the batch has images
             mine = labels == k
             past = self._past(k)
             supports, entropies = torch.cat([past[0], z[mine]]), torch.cat([past[1], surprise[mine]])
@@ -106,5 +106,6 @@ class T3a(Adapter):
         if supports.numel():
             return supports, entropies
         # Published code gives a row to the class it is predicted as, which may leave a class without any.
+        assert isinstance(self.classifier, nn.Linear)  # noqa: S101 (others are refused when wrapping)
         row = self.classifier.weight[k : k + 1].detach()
         return single(row), entropy(single(self.classifier(row)))
