@@ -78,7 +78,7 @@ class Cotta:
 @pytest.mark.parametrize(
     ("norm", "options", "settings"),
     [
-        ("batch", {"views": 3, "lr": 0.05, "optimizer": "sgd", "decay": 0.9, "sure": 0.55}, {}),
+        ("batch", {"views": 3, "lr": 0.05, "optimizer": "sgd", "decay": 0.9, "sure": 0.46}, {}),
         ("group", {"views": 2, "sure": 2.0, "restore": 0.3, "decay": 0.5}, {}),
         ("batch", {"sure": 0.0, "optimizer": "sgd", "lr": 0.05, "loss": "symmetric"}, {"symmetric": True}),
     ],
