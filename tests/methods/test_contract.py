@@ -20,10 +20,8 @@ ROWS = [(name, True) for name in METHODS] + [
 ]
 EPISODIC = tuple(name for name in METHODS if name.startswith("mae-ttt"))
 # Methods of others, each with the network and the few checks that the quick suite has for it; the slow one has all.
-PEERS = dict.fromkeys(
-    ("lame", "t3a", "rotta", "note", "rdumb", "roid", "cmf", "deyo", "cotta", "petta", "rpl", "neo", "actmad"),
-    "batch_norm",
-) | {"foa": "mae"}
+PEERS = ("lame", "t3a", "rotta", "note", "rdumb", "roid", "cmf", "deyo", "cotta", "petta", "rpl", "neo", "actmad")
+PEERS = dict.fromkeys((*PEERS, "adacontrast"), "batch_norm") | {"foa": "mae"}
 FIRST = ("reset", "save_load", "partly_bad", "faults")
 REFUSED = {(name, network) for name in EPISODIC for network in NETWORKS if network != "mae"} | {
     *((name, network) for name in ("bn", "minimal") for network in ("mae", "group_norm", "layer_norm", "no_norm")),
@@ -41,6 +39,7 @@ IDLE |= {(method, "mae") for method in METHODS if method not in (*EPISODIC, "foa
 # Few copies and short episodes keep methods that step for every single image quick, and say the same.
 HYPER = {"memo": {"copies": 4}, **{name: {"steps": 1, "masks": 4} for name in EPISODIC}}
 HYPER |= {"cotta": {"views": 2}, "foa": {"population": 4}}
+HYPER |= {"adacontrast": {"bank": 32, "queue": 32, "vote_after": 16}}
 # A step in every batch of a check.
 HYPER |= {name: {"capacity": 12, "update_every": 24} for name in ("rotta", "note", "petta")}
 CASES = {

@@ -117,7 +117,7 @@ def test_the_search_finds_a_minimum_and_adapts_its_scales():
         torch.Generator(),
     )
     for _ in range(250):
-        candidates = search.ask(12, generator.manual_seed(int(search.count)))
+        candidates = search.ask(12, generator.manual_seed(int(search.generation)))
         search = search.tell(candidates[((candidates - centre).square() * scale).sum(1).argsort()])
     assert float(((search.mean - centre).square() * scale).sum()) < 1e-6
     assert float(search.variance[-1]) < float(search.variance[0])

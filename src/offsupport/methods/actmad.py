@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offsupport.core.errors import InputError, ModelError
-from offsupport.engine.adapter import Adapter
+from offsupport.engine.adapter import Adapter, require_finite_loss
 from offsupport.engine.config import MethodInfo, StepConfig
 from offsupport.engine.guard import channels_second
 from offsupport.engine.registry import register_method
@@ -72,6 +72,8 @@ class Actmad(Adapter):
         """Run the batch, descend the distance of its moments from the source's, and predict."""
         with self._watched() as seen:
             logits = self.network(x)
+        # The loss does not see them, but a network that gives none is nothing to learn from.
+        require_finite_loss(logits)
         self.descend(self._distance(seen))
         return self.predict(x) if self.config.score == "after" else logits
 

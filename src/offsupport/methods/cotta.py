@@ -14,7 +14,7 @@ from offsupport.engine.config import MethodInfo, StepConfig, require
 from offsupport.engine.registry import register_method
 from offsupport.engine.teacher import Teacher
 from offsupport.functional import symmetric_cross_entropy
-from offsupport.nn.projected import find_projection
+from offsupport.nn.projected import predicting_parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,7 @@ class Cotta(PixelAdapter):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return every parameter that predictions depend on."""
-        projection = find_projection(self.model)
-        idle = set(projection.parameters()) if projection else set()
-        return {name: p for name, p in self.model.named_parameters() if p.is_floating_point() and p not in idle}
+        return predicting_parameters(self.model)
 
     def decays(self) -> dict[str, float]:
         """Return how much of itself the teacher keeps at a step, by the name of each adapted parameter."""

@@ -162,7 +162,7 @@ class Foa(Adapter):
 
     @contextlib.contextmanager
     def _prompted(self, prompts: Tensor) -> Iterator[None]:
-        """Put prompts, flat, behind the class token of what the first block is given."""
+        """Put prompts, flat, behind the class token of what the first block is given; the last one's go no further."""
         if not prompts.numel():
             yield
             return
@@ -172,11 +172,17 @@ class Foa(Adapter):
             extra = prompts.to(tokens).view(1, self.config.prompts, -1).expand(len(tokens), -1, -1)
             return (torch.cat([tokens[:, :1], extra, tokens[:, 1:]], 1), *arguments[1:])
 
-        handle = self.blocks[0].register_forward_pre_hook(put)
+        def take(_: nn.Module, __: Any, out: Any) -> Any:
+            tokens = out[0] if isinstance(out, tuple) else out
+            rest = torch.cat([tokens[:, :1], tokens[:, 1 + self.config.prompts :]], 1)
+            return (rest, *out[1:]) if isinstance(out, tuple) else rest
+
+        handles = (self.blocks[0].register_forward_pre_hook(put), self.blocks[-1].register_forward_hook(take))
         try:
             yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
     @contextlib.contextmanager
     def _tokens(self) -> Iterator[list[Tensor]]:
@@ -228,7 +234,7 @@ class Search(NamedTuple):
     path: Tensor
     length_path: Tensor
     sigma: Tensor
-    count: Tensor
+    generation: Tensor
 
     def ask(self, population: int, generator: torch.Generator) -> Tensor:
         """Draw candidates (population, n)."""
@@ -252,7 +258,7 @@ class Search(NamedTuple):
         length_path = (1 - c_sigma) * self.length_path
         length_path = length_path + math.sqrt(c_sigma * (2 - c_sigma) * mass) * move / self.variance.sqrt()
         expected = math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n**2))
-        count = int(self.count) + 1
+        count = int(self.generation) + 1
         ratio = float(length_path.norm()) / math.sqrt(1 - (1 - c_sigma) ** (2 * count)) / expected
         on = float(ratio < 1.4 + 2 / (n + 1))
         path = (1 - c_path) * self.path + on * math.sqrt(c_path * (2 - c_path) * mass) * move
