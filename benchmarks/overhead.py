@@ -10,7 +10,7 @@ falls on all of them alike. ``ratio`` is the ratio of the median times over the 
 the ratios within a round, ``ratio_min`` the ratio of the fastest calls, and ``ratio_cpu`` the ratio of the medians of
 processor time, which other load disturbs least.
 
-Run: ``python benchmarks/overhead.py [--json] [--width 16] [--batch 128] [--rounds 30] [--threads 1]``
+Run: ``python benchmarks/overhead.py [--json] [--width 16] [--batch 128] [--rounds 30] [--threads 1] [--methods a,b]``
 """
 
 from __future__ import annotations
@@ -101,6 +101,27 @@ def views_and_scored_after(net: nn.Module, x: Tensor) -> None:
     forward(net, x)
 
 
+def memory_of_64(net: nn.Module, x: Tensor) -> None:
+    """Run the batch, and for every 64 images of it 64 back and forth."""
+    forward(net, x)
+    for part in torch.split(x, 64):
+        forward_backward(net, part)
+
+
+def memory_of_64_by_teacher(net: nn.Module, x: Tensor) -> None:
+    """Run the batch, and for every 64 images of it a teacher on 64 and a student on 64, back and forth."""
+    memory_of_64(net, x)
+    for part in torch.split(x, 64):
+        forward(net, part)
+
+
+def source_teacher_student(net: nn.Module, x: Tensor) -> None:
+    """Run the batch by two networks, and by a third one back and forth."""
+    forward(net, x)
+    forward(net, x)
+    forward_backward(net, x)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One row of the table: a method, and the passes it cannot do without.
@@ -143,6 +164,16 @@ CASES = (
     Case("tesla-s", "tesla-s", teacher_and_student, STEP, source=True),
     Case("ttac", "ttac", scored_after, {**STEP, "confidence": 0.0, "class_min": 1}, source=True),
     Case("tttpp", "tttpp", views_and_scored_after, STEP, source=True),
+    Case("lame", "lame", forward),
+    Case("t3a", "t3a", forward),
+    Case("neo", "neo", forward, source=True),
+    Case("rpl", "rpl", forward_backward, STEP),
+    Case("rdumb", "rdumb", forward_backward, {**OPEN, "redundancy": 1.1}),
+    Case("roid, no views", "roid", forward_backward, {**STEP, "consistency": False}),
+    Case("note", "note", memory_of_64, STEP),
+    Case("rotta", "rotta", memory_of_64_by_teacher, STEP),
+    Case("cotta, no views", "cotta", source_teacher_student, {**STEP, "sure": 0.0}),
+    Case("actmad", "actmad", scored_after, STEP, source=True),
     *(
         Case(f"tent+sc, rank {r}", "tent+sc", forward_backward, STEP, over="tent", extra={"rank": r})
         for r in (4, 16, 64)
@@ -160,6 +191,9 @@ EXPECTED: dict[Passes, tuple[int, int]] = {
     copies_of_each: (8, 4),
     scored_after: (2, 1),
     views_and_scored_after: (3, 1),
+    memory_of_64: (3, 2),
+    memory_of_64_by_teacher: (5, 2),
+    source_teacher_student: (3, 1),
 }
 
 
@@ -189,26 +223,27 @@ def timed(call: Callable[[], object]) -> Timing:
     return Timing(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def measure(width: int, batch: int, rounds: int) -> list[dict[str, Any]]:
-    """Return one row per case."""
+def measure(width: int, batch: int, rounds: int, only: list[str]) -> list[dict[str, Any]]:
+    """Return one row per case; of some methods alone where these are named."""
+    cases = [case for case in CASES if not only or case.method in only]
     torch.manual_seed(0)
     data = [torch.rand(batch, 3, 32, 32) for _ in range(4)]
     model = network(width, data[0])
-    adapted = [make(case, model, data) for case in CASES]
-    others = [other_side(case, model, wrapped, data) for case, wrapped in zip(CASES, adapted, strict=True)]
-    times: list[list[tuple[Timing, Timing]]] = [[] for _ in CASES]
+    adapted = [make(case, model, data) for case in cases]
+    others = [other_side(case, model, wrapped, data) for case, wrapped in zip(cases, adapted, strict=True)]
+    times: list[list[tuple[Timing, Timing]]] = [[] for _ in cases]
     with progress("overhead", rounds + WARM_UP) as advance:
         for r in range(rounds + WARM_UP):
-            x, turn, first = data[r % len(data)], r % len(CASES), r % 2
-            for i in (*range(turn, len(CASES)), *range(turn)):
-                given = x[: CASES[i].images]
+            x, turn, first = data[r % len(data)], r % len(cases), r % 2
+            for i in (*range(turn, len(cases)), *range(turn)):
+                given = x[: cases[i].images]
                 sides = (functools.partial(adapted[i], given), functools.partial(others[i], given))
                 pair = {side: timed(sides[side]) for side in (first, 1 - first)}
                 times[i].append((pair[0], pair[1]))
             advance()
-    for case, wrapped in zip(CASES, adapted, strict=True):
+    for case, wrapped in zip(cases, adapted, strict=True):
         check(case, wrapped, rounds + WARM_UP)
-    return [row(case, pairs[WARM_UP:]) for case, pairs in zip(CASES, times, strict=True)]
+    return [row(case, pairs[WARM_UP:]) for case, pairs in zip(cases, times, strict=True)]
 
 
 def network(width: int, x: Tensor) -> nn.Module:
@@ -282,10 +317,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128, help="images per batch")
     parser.add_argument("--rounds", type=int, default=30, help="timed calls of every side")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    parser.add_argument("--methods", default="", help="only these, with commas between them")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")  # that eata without source is ETA, that a random network predicts one class
-    rows = measure(arguments.width, arguments.batch, arguments.rounds)
+    only = [name for name in arguments.methods.split(",") if name]
+    rows = measure(arguments.width, arguments.batch, arguments.rounds, only)
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return

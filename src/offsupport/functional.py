@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "Loss",
     "Moments",
     "as_rows",
     "coral",
@@ -28,8 +30,10 @@ __all__ = [
     "nt_xent",
     "self_training_loss",
     "soft_threshold",
+    "symmetric_cross_entropy",
     "symmetric_diagonal_kl",
     "symmetric_gaussian_kl",
+    "uncertainty",
     "update_class_moments",
     "update_moments",
     "wilson",
@@ -59,6 +63,26 @@ def entropy(logits: Tensor) -> Tensor:
     """
     log_p = logits.log_softmax(1)
     return -(log_p.exp() * log_p).sum(1)
+
+
+Loss = Literal["entropy", "come"]
+"""What methods that make predictions certain minimise; see :func:`uncertainty`."""
+
+
+def uncertainty(logits: Tensor, loss: Loss = "entropy") -> Tensor:
+    """Return for each sample what a method of certain predictions minimises, over dimension 1: (N, K, ...) to (N, ...).
+
+    ``entropy`` is that of softmax(logits). ``come`` (Zhang et al., 2025) is the entropy of an opinion: beliefs
+    exp(x_k) / S and an uncertainty K / S beside them, with S = sum exp(x_k) + K. The length of x = logits is held where
+    it is, so that a step makes an opinion certain by its direction and not by larger logits.
+    """
+    if loss == "entropy":
+        return entropy(logits)
+    length = logits.norm(dim=1, keepdim=True)
+    x = logits * (length.detach() / length.clamp(min=torch.finfo(logits.dtype).tiny))
+    # In log space, with the uncertainty as one more class of evidence K: exp(x) may overflow.
+    doubt = torch.full_like(x[:, :1], math.log(logits.shape[1]))
+    return entropy(torch.cat([x, doubt], 1))
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:
@@ -328,6 +352,12 @@ def mean_prediction(logits: list[Tensor]) -> Tensor:
 def flipped_cross_entropy(logits: Tensor, log_q: Tensor) -> Tensor:
     """Mean over samples of -sum_k p_k log q_k: the student's p stands outside, so its own entropy is paid for too."""
     return -(logits.softmax(1) * log_q).sum(1).mean()
+
+
+def symmetric_cross_entropy(logits: Tensor, others: Tensor) -> Tensor:
+    """Return for each sample the mean of the cross-entropies of two predictions, either way, (N,)."""
+    log_p, log_q = logits.log_softmax(1), others.log_softmax(1)
+    return -0.5 * (log_q.exp() * log_p + log_p.exp() * log_q).sum(1)
 
 
 def self_training_loss(logits: Tensor, log_q: Tensor) -> Tensor:

@@ -19,19 +19,29 @@ ROWS = [(name, True) for name in METHODS] + [
     (name, False) for name in METHODS if METHODS[name].info.source == "optional"
 ]
 EPISODIC = tuple(name for name in METHODS if name.startswith("mae-ttt"))
+# Methods of others, each with the network and the few checks that the quick suite has for it; the slow one has all.
+PEERS = ("lame", "t3a", "rotta", "note", "rdumb", "roid", "cmf", "deyo", "cotta", "petta", "rpl", "neo", "actmad")
+PEERS = dict.fromkeys((*PEERS, "adacontrast"), "batch_norm") | {"foa": "mae"}
+FIRST = ("reset", "save_load", "partly_bad", "faults")
 REFUSED = {(name, network) for name in EPISODIC for network in NETWORKS if network != "mae"} | {
     *((name, network) for name in ("bn", "minimal") for network in ("mae", "group_norm", "layer_norm", "no_norm")),
     ("tent", "no_norm"),
     ("eata", "no_norm"),
     ("sar", "no_norm"),
+    *((name, "no_norm") for name in ("rotta", "note", "rdumb", "roid", "cmf", "deyo", "petta", "rpl", "actmad")),
+    *(("foa", network) for network in NETWORKS if network != "mae"),
     *(("tttpp", network) for network in NETWORKS if network != "projection"),
 }
 # What a projection head adds is idle but for the method that uses it.
 IDLE = {(method, "projection") for method in METHODS if method != "tttpp"}
 # So is a decoder, and transformers are covered by layer norm.
-IDLE |= {(method, "mae") for method in METHODS if method not in EPISODIC}
+IDLE |= {(method, "mae") for method in METHODS if method not in (*EPISODIC, "foa")}
 # Few copies and short episodes keep methods that step for every single image quick, and say the same.
 HYPER = {"memo": {"copies": 4}, **{name: {"steps": 1, "masks": 4} for name in EPISODIC}}
+HYPER |= {"cotta": {"views": 2}, "foa": {"population": 4}}
+HYPER |= {"adacontrast": {"bank": 32, "queue": 32, "vote_after": 16}}
+# A step in every batch of a check.
+HYPER |= {name: {"capacity": 12, "update_every": 24} for name in ("rotta", "note", "petta")}
 CASES = {
     f"{method}{'' if source else '-without-source'}/{network}": Case(method, factory, HYPER.get(method, {}), source)
     for method, source in ROWS
@@ -50,7 +60,9 @@ HEAVY |= {"mae-ttt": set(), "mae-ttt+em": {"mae"}}
 def promises():
     for (where, case), (name, check) in itertools.product(CASES.items(), CHECKS.items()):
         method, _, network = where.partition("/")
-        home = network in HEAVY.get(method, NETWORKS)
+        method = method.removesuffix("-without-source")
+        home = network in HEAVY.get(method, NETWORKS) if method not in PEERS else network == PEERS[method]
+        home = home and (method not in PEERS or name in FIRST)
         if home or due(method, network, name):
             slow = not home or (method in HEAVY and name == "absurd")
             yield pytest.param(case, check, id=f"{where}-{name}", marks=[pytest.mark.slow] if slow else [])
@@ -75,7 +87,7 @@ def test_what_is_refused_is_refused_when_wrapping_with_a_remedy(method):
 @pytest.mark.parametrize(
     ("method", "source"),
     # What tesla has, tesla-s has too.
-    [pytest.param(*row, marks=[pytest.mark.slow] if row[0] in {"tesla", *EPISODIC} else []) for row in ROWS],
+    [pytest.param(*row, marks=[pytest.mark.slow] if row[0] in {"tesla", *EPISODIC, *PEERS} else []) for row in ROWS],
 )
 def test_every_hyper_parameter_has_an_effect(method, source):
     if not source:
@@ -87,13 +99,13 @@ def test_every_hyper_parameter_has_an_effect(method, source):
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[pytest.mark.slow] if name == "mae-ttt" else []) for name in METHODS]
+    "method", [pytest.param(n, marks=[pytest.mark.slow] if n in {"mae-ttt", *PEERS} else []) for n in METHODS]
 )
 def test_memory_is_constant(method):
     if method in EPISODIC:
         check_memory(CASES[f"{method}/mae"], batches=24)
         return
-    network = "projection" if method == "tttpp" else "batch_norm_1d"
+    network = {"tttpp": "projection", "foa": "mae"}.get(method, "batch_norm_1d")
     # What is kept of one batch is kept of every one; memo, which steps for each image, shows it in fewer.
     check_memory(Case(method, NETWORKS[network], HYPER.get(method, {})), batches=16 if method == "memo" else 100)
 
@@ -101,7 +113,10 @@ def test_memory_is_constant(method):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in HEAVY])
 def test_memory_is_constant_over_two_thousand_batches(method):
-    check_memory(Case(method, NETWORKS["projection" if method == "tttpp" else "batch_norm"]), batches=2000)
+    check_memory(
+        Case(method, NETWORKS[{"tttpp": "projection", "foa": "mae"}.get(method, "batch_norm")], HYPER.get(method, {})),
+        batches=2000,
+    )
 
 
 def test_contract_names_every_check_once():

@@ -42,6 +42,28 @@ PUBLISHED = {
     ("tesla-s", "cifar100"): ADAM | TESLA | TESLA_S | {"decay": 0.99},
     ("tesla-s", "imagenet"): TESLA | TESLA_S | {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "decay": 0.9},
 }
+MEMORY = {"capacity": 64, "update_every": 64}
+PUBLISHED |= {
+    ("lame", "cifar10"): {"affinity": "rbf", "neighbours": 5, "rounds": 100, "tolerance": 1e-8, "weight": 1.0},
+    ("t3a", "cifar10"): {"supports": 100},
+    ("t3a", "imagenet"): {"supports": 20},
+    ("rotta", "cifar10"): ADAM
+    | MEMORY
+    | {"decay": 0.999, "bn_momentum": 0.05, "age_weight": 1.0, "entropy_weight": 1.0},
+    ("note", "cifar10"): MEMORY | {"optimizer": "adam", "lr": 1e-4, "bn_momentum": 0.01},
+    ("rdumb", "imagenet"): SGD | {"margin": 0.4, "redundancy": 0.05},
+    ("roid", "cifar10"): ADAM | {"temperature": 1 / 3, "source_decay": 0.99, "prior_correction": "paper"},
+    ("roid", "imagenet"): SGD | {"prediction_decay": 0.9, "weighting": True, "consistency": True},
+    ("cmf", "imagenet"): SGD | {"alpha": 0.99, "gamma": 0.99, "q": 0.005},
+    ("deyo", "imagenet"): SGD | {"margin": 0.5, "drop": 0.3, "weight_margin": 0.4, "patches": 4},
+    ("cotta", "cifar10"): ADAM | {"sure": 0.92, "restore": 0.01, "views": 32, "decay": 0.999, "loss": "cross_entropy"},
+    ("cotta", "cifar100"): ADAM | {"sure": 0.72, "restore": 0.01},
+    ("cotta", "imagenet"): {"optimizer": "sgd", "lr": 1e-2, "sure": 0.1, "restore": 0.001, "loss": "symmetric"},
+    ("petta", "cifar10"): ADAM | MEMORY | {"pull": 10.0, "anchor": 1.0, "mean_rate": 0.05, "loss": "symmetric"},
+    ("rpl", "imagenet"): {"optimizer": "sgd", "lr": 5e-4, "q": 0.8},
+    ("neo", "imagenet"): {"mean": "all", "prior": 0.0},
+    ("actmad", "cifar10"): {"optimizer": "sgd", "lr": 1e-2, "maps": "position"},
+}
 SOURCE = batches((20, 20), seed=1)
 
 

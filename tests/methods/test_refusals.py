@@ -226,7 +226,7 @@ def test_presets_override_defaults_and_are_overridden():
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("preset", ["cifar10", "cifar100", "imagenet"])
 def test_every_preset_builds(method, preset):
-    needed = {"tttpp": "projection", "mae-ttt": "mae", "mae-ttt+em": "mae"}
+    needed = {"tttpp": "projection", "mae-ttt": "mae", "mae-ttt+em": "mae", "foa": "mae"}
     network = NETWORKS[needed.get(method, "batch_norm")]
     assert Case(method, network).wrap(preset=preset).info.name == method
 

@@ -7,6 +7,7 @@ on the CPU, so that a view does not depend on the type or device of the images.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -135,6 +136,105 @@ def simclr_view(x: Tensor, generator: torch.Generator, scale: tuple[float, float
     """Return one view of each image: a crop, perhaps mirrored, its colours perhaps changed or taken away."""
     view = flip(random_resized_crop(x, scale, (3 / 4, 4 / 3), generator), generator)
     return grayscale(color_jitter(view, generator), generator)
+
+
+def cotta_view(
+    x: Tensor,
+    generator: torch.Generator,
+    padding: Literal["border", "reflection"] = "border",
+    noise: float = 0.005,
+) -> Tensor:
+    """Return one view of each image as CoTTA makes it (Wang et al., 2022): colours, a small motion, blur and noise.
+
+    Brightness, contrast, saturation, hue and gamma change in an order drawn per batch; the image turns by up to 15
+    degrees, moves by up to an eighth of its side and grows or shrinks by up to a tenth; it is blurred, perhaps
+    mirrored, and gets noise. Published code draws all of that once for a batch, here every image has its own draw.
+
+    Args:
+        x: Images (N, C, H, W).
+        generator: Where the draws come from.
+        padding: What lies beyond the border: its pixels repeated, or the image mirrored.
+        noise: Standard deviation of the noise; 0 leaves blur and noise out, as ROID does.
+    """
+    _check_images(x)
+    view = _warped(_jittered(x.clamp(0, 1), generator), generator, padding)
+    if noise:
+        view = _blurred(view, generator)
+    view = flip(view, generator)
+    if noise:
+        view = view + noise * torch.randn(x.shape, generator=generator).to(x)
+    return view.clamp(0, 1)
+
+
+def shuffled_patches(x: Tensor, parts: int, generator: torch.Generator) -> Tensor:
+    """Cut each image into ``parts`` by ``parts`` patches and put them back in an order of its own.
+
+    Sides that ``parts`` does not divide are made smaller for it, and larger again after it.
+    """
+    height, width = x.shape[-2:]
+    size = (max(height // parts, 1) * parts, max(width // parts, 1) * parts)
+    cut = x if size == (height, width) else torch.nn.functional.interpolate(x, size, mode="bilinear")
+    n, channels = x.shape[:2]
+    patches = cut.view(n, channels, parts, size[0] // parts, parts, size[1] // parts).transpose(3, 4)
+    patches = patches.flatten(2, 3)
+    order = torch.rand(n, parts * parts, generator=generator, dtype=torch.float64).argsort(1).to(x.device)
+    patches = patches.gather(2, order[:, None, :, None, None].expand_as(patches))
+    whole = patches.reshape(n, channels, parts, parts, *patches.shape[3:]).transpose(3, 4).reshape(n, channels, *size)
+    return (
+        whole if size == (height, width) else torch.nn.functional.interpolate(whole, (height, width), mode="bilinear")
+    )
+
+
+def _jittered(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Change brightness, contrast, saturation, hue and gamma, in CoTTA's ranges."""
+    order = torch.randperm(5, generator=generator).tolist()
+    draws = 2 * torch.rand(5, len(x), 1, 1, 1, generator=generator, dtype=torch.float64).to(x) - 1
+    for operation in order:
+        u = draws[operation]
+        if operation == 0:
+            x = (x * (1 + 0.4 * u)).clamp(0, 1)
+        elif operation == 1:
+            x = _blend(x, _luma(x).mean((1, 2, 3), keepdim=True), 1 + 0.3 * u)
+        elif operation == 2:
+            x = _blend(x, _luma(x), 1 + 0.5 * u)
+        elif operation == 4:
+            x = x.clamp(min=1e-8) ** (1 + 0.3 * u)
+        elif x.shape[1] == 3:
+            x = _turn_hue(x, 0.06 * u)
+    return x
+
+
+def _warped(x: Tensor, generator: torch.Generator, padding: str) -> Tensor:
+    """Turn, move and scale each image by CoTTA's amounts."""
+    turn, down, across, grow = (2 * torch.rand(4, len(x), generator=generator, dtype=torch.float64).to(x) - 1).unbind()
+    angle, scale, aspect = math.radians(15) * turn, 1 / (1 + 0.1 * grow), x.shape[-2] / x.shape[-1]
+    cosine, sine = scale * angle.cos(), scale * angle.sin()
+    rows = (
+        cosine,
+        sine * aspect,
+        across / 4,
+        -sine / aspect,
+        cosine,
+        down / 4,
+    )  # an eighth of a side is a quarter of 2
+    grid = torch.nn.functional.affine_grid(torch.stack(rows, 1).view(-1, 2, 3), list(x.shape), align_corners=False)
+    return torch.nn.functional.grid_sample(x, grid, padding_mode=padding, align_corners=False)
+
+
+def _blurred(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Blur each image by a Gaussian of five pixels with a width of up to half a pixel."""
+    sigma = 0.001 + 0.499 * torch.rand(len(x), 1, generator=generator, dtype=torch.float64)
+    kernel = (-((torch.arange(5, dtype=torch.float64) - 2) ** 2) / (2 * sigma**2)).exp()
+    kernel = (kernel / kernel.sum(1, keepdim=True)).to(x)[:, :, None, None, None]
+    for axis in (-1, -2):
+        # As far as the image reaches it is mirrored; one of two pixels cannot be mirrored by two.
+        reach = [2, 2, 0, 0] if axis == -1 else [0, 0, 2, 2]
+        wide = torch.nn.functional.pad(x, reach, mode="reflect" if x.shape[axis] > 2 else "replicate")
+        length = x.shape[axis]
+        x = kernel[:, 2] * wide.narrow(axis, 2, length)
+        for k in (0, 1, 3, 4):
+            x.addcmul_(kernel[:, k], wide.narrow(axis, k, length))
+    return x
 
 
 def _check_images(x: Tensor) -> None:

@@ -102,6 +102,8 @@ class Adapter(Lifecycle, abc.ABC):
 
     watches: ClassVar[int] = 1
     """Of so many batches the monitor looks at one."""
+    images_per_reset: ClassVar[int] = 0
+    """After how many images the method goes back to the source where the user does not say; 0 is never."""
     any_order: ClassVar[bool] = False
     """Whether the order of the images does it no harm, so that a sorted stream is no cause for alarm."""
     counts_itself: ClassVar[bool] = False
@@ -143,6 +145,9 @@ class Adapter(Lifecycle, abc.ABC):
         self.alarms = Alarms()
         watched = self.alarms.initial() | (LastAnswers.initial() if options.monitor else {})
         watched |= {"unwatched": torch.zeros((), dtype=torch.long)} if options.monitor and self.watches > 1 else {}
+        wanted = options.reset_every
+        self.reset_every = self.images_per_reset if wanted is None else wanted
+        watched |= {"since_reset": torch.zeros((), dtype=torch.long)} if self.reset_every else {}
         watched |= initial_window() | self.statistics_policy.initial_memory()
         self.memory = self.statistics_policy.memory = Memory(watched | self.initial_memory())
         self._pending: Tensor | None = None
@@ -428,16 +433,30 @@ class Adapter(Lifecycle, abc.ABC):
 
     def _serve(self, x: Tensor, looked: bool) -> Tensor:
         memory, events = self.memory.copy(), dict(self.events)
-        batch, due = self._with_past(x)
-        self._unseen = None if looked else batch
+        before = self.snapshot() if self._reset_is_due() else None
         try:
+            self._count_towards_reset(len(x))
+            batch, due = self._with_past(x)
+            self._unseen = None if looked else batch
             return self._serve_batch(batch, due, x)
         except BaseException:
+            if before is not None:
+                self.restore(before)
             self.memory.update(memory)
             self.events = events
             raise
         finally:
             self._unseen = None
+
+    def _reset_is_due(self) -> bool:
+        return bool(self.reset_every) and int(self.memory["since_reset"]) >= self.reset_every
+
+    def _count_towards_reset(self, images: int) -> None:
+        """Go back to the source when that is due, before the next batch rather than after the last one."""
+        if self._reset_is_due():
+            self.recover()
+        if self.reset_every:
+            self.memory["since_reset"] = self.memory["since_reset"] + images
 
     def _serve_batch(self, batch: Tensor, due: bool, x: Tensor) -> Tensor:
         if len(batch) < self.min_batch:
@@ -728,14 +747,7 @@ class PixelAdapter(Adapter):
 
     def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         """Run the model on clipped images and return its logits, (N, K)."""
-        logits = super().network(x.clamp(*PIXELS), tensors)
-        if logits.dim() > 2:
-            raise ModelError(
-                f"The method {self.info.name!r} compares augmented copies of whole images, and this model predicts "
-                f"every position: its logits have shape {tuple(logits.shape)}.",
-                "Use 'tent' or 'sar' for dense predictions.",
-            )
-        return logits
+        return require_whole(super().network(x.clamp(*PIXELS), tensors), self.info.name)
 
 
 # Random draws that belong to an image: the same wherever it stands in a stream, and in whatever company.
@@ -911,6 +923,17 @@ def check_output(out: Any, samples: int) -> Tensor:
             "Make it two: adapt(..., logits=lambda out: torch.cat([torch.zeros_like(out), out], 1)).",
         )
     return out
+
+
+def require_whole(logits: Tensor, method: str) -> Tensor:
+    """Return logits (N, K) as they are; refuse those of every position, for a method of whole images."""
+    if logits.dim() > 2:
+        raise ModelError(
+            f"The method {method!r} compares whole images, and this model predicts every position: its logits have "
+            f"shape {tuple(logits.shape)}.",
+            "Use 'tent' or 'sar' for dense predictions.",
+        )
+    return logits
 
 
 def _logits_of(out: Any) -> str:

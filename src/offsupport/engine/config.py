@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -69,9 +70,11 @@ class Options:
     input_range: tuple[float, float] | None = PIXELS
     monitor: bool = False
     trusted: bool = True
+    reset_every: int | None = None
 
     def __post_init__(self) -> None:
         require("window", self.window >= 0, "at least 0")
+        require("reset_every", self.reset_every is None or self.reset_every >= 0, "at least 0")
         known = self.input_range is None or (len(self.input_range) == 2 and _ascending(*self.input_range))
         require("input_range", known, "None, or the least and the greatest value of a pixel, as (0, 1)")
         require("seed", -(2**63) <= self.seed < 2**64, "a number of 64 bits")
@@ -153,3 +156,11 @@ def require(name: str, condition: bool, allowed: str) -> None:
     """Refuse a hyper-parameter outside its range."""
     if not condition:
         raise ConfigError(f"Hyper-parameter {name!r} is out of range.", f"It must be {allowed}.")
+
+
+def require_pattern(name: str, pattern: str | None) -> None:
+    """Refuse a hyper-parameter that is no regular expression."""
+    try:
+        re.compile(pattern or "")
+    except re.error:
+        require(name, False, "a valid regular expression")

@@ -92,8 +92,13 @@ def finite_rows(x: Tensor) -> Tensor:
 
 def blank(x: Tensor) -> bool:
     """Tell whether no sample shows anything: each is one constant, as the frames of a covered or dead camera are."""
+    return not bool(shows(x).any())
+
+
+def shows(x: Tensor) -> Tensor:
+    """Return for each sample whether it shows anything, (N,): whether it is more than one constant."""
     rows = x.flatten(1)
-    return rows.shape[1] > 1 and bool((rows == rows[:, :1]).all())
+    return (rows != rows[:, :1]).any(1) if rows.shape[1] > 1 else rows.new_ones(len(rows), dtype=torch.bool)
 
 
 def repair(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -129,6 +129,7 @@ def adapt(
     input_range: Range | None = PIXELS,
     monitor: bool | None = None,
     trusted: bool = True,
+    reset_every: int | None = None,
     **hyper: Any,
 ) -> Adapter:
     """Wrap a trained classifier so that it adapts to the data it is given as it predicts.
@@ -157,6 +158,9 @@ def adapt(
             None is what the method does by itself: ``auto`` watches one batch of four, others none.
         trusted: False where strangers can send images: only methods that bound what one image can do are taken, and
             they move half as far.
+        reset_every: Go back to the source before the next batch once so many images were served since the last time
+            (Press et al., 2023); counted as ``reset``. 0 is never; None what the method says, which is never for all
+            but ``rdumb``.
         **hyper: Hyper-parameters of the method; they override the preset.
 
     Example:
@@ -174,6 +178,7 @@ def adapt(
     given: dict[str, Any] = {"logits": logits, "head": head, "window": window, "collapse": collapse, "seed": seed}
     watching = cls.watches > 1 if monitor is None else monitor
     given |= {"inplace": inplace, "input_range": input_range, "trusted": trusted, "monitor": watching}
+    given |= {"reset_every": reset_every}
     options = build(Options, given, "adapt()")
     check_model(model, cls.info)
     if not trusted and not (cls.info.bounded or config.bounded):

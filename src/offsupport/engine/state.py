@@ -177,6 +177,7 @@ def identity(adapter: Lifecycle) -> dict[str, Any]:
         "statistics_sha256": tensors_sha256(adapter.clean_moments) if adapter.clean_moments else None,
         **({"monitor": True} if adapter.options.monitor else {}),
         **({} if adapter.options.trusted else {"trusted": False}),
+        **({} if adapter.options.reset_every is None else {"reset_every": adapter.options.reset_every}),
     }
 
 
@@ -226,6 +227,7 @@ def saved_set_up(path: Path | str) -> dict[str, Any]:
     options = {"input_range": tuple(limits) if isinstance(limits, list) else limits}
     later = {"monitor": manifest.get("monitor") is True}
     later |= {"trusted": False} if manifest.get("trusted") is False else {}
+    later |= {"reset_every": manifest["reset_every"]} if "reset_every" in manifest else {}
     return {**{name: manifest[name] for name in ("method", *_OPTIONS)}, **options, **later, **manifest["config"]}
 
 

@@ -14,27 +14,84 @@ from torch import Tensor, nn
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import MethodInfo, StepConfig, require
 from offsupport.engine.registry import register_method
-from offsupport.functional import as_rows, entropy
+from offsupport.functional import Loss, as_rows, uncertainty
 from offsupport.nn import affine_parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EataConfig(StepConfig):
-    """Hyper-parameters of EATA."""
+class EtaConfig(StepConfig):
+    """Hyper-parameters of ETA: EATA without its pull to the source."""
 
     margin: float = 0.4
     """A prediction is reliable below this fraction of the largest entropy, ln K."""
     redundancy: float | None = None
     """A prediction is redundant above this cosine to past ones; None is 1.265 / sqrt(K): 0.4 for 10 classes."""
-    fisher_weight: float = 1.0
-    """Weight of the pull to the source parameters; acts only with source statistics."""
     memory_decay: float = 0.9
     """How much of the running mean prediction one batch keeps."""
+    loss: Loss = "entropy"
+    """What is minimised: the entropy, or that of an opinion that may withhold its belief (COME)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("memory_decay", 0 <= self.memory_decay < 1, "in [0, 1)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EataConfig(EtaConfig):
+    """Hyper-parameters of EATA."""
+
+    fisher_weight: float = 1.0
+    """Weight of the pull to the source parameters; acts only with source statistics."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require("fisher_weight", self.fisher_weight >= 0, "at least 0")
-        require("memory_decay", 0 <= self.memory_decay < 1, "in [0, 1)")
+
+
+class Eta(Adapter):
+    """One step per batch down the weighted entropy of the kept samples."""
+
+    config: EtaConfig
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the scale and shift of every normalisation layer."""
+        return affine_parameters(self.model)
+
+    def initial_memory(self) -> dict[str, Tensor]:
+        """Remember the running mean prediction of the kept samples."""
+        return {"p_bar": torch.empty(0)}
+
+    def step(self, x: Tensor) -> Tensor:
+        """Predict, keep what is reliable and new, and descend its weighted entropy."""
+        logits = self.network(x)
+        rows = as_rows(logits)
+        entropies, p = uncertainty(rows, self.config.loss), rows.detach().softmax(1)
+        e0 = self.config.margin * math.log(rows.shape[1])
+        keep = (entropies.detach() < e0) & self._is_new(p)
+        if not keep.any():
+            self.count("empty_selection")
+            return logits
+        # Detached: it says how much a sample counts, and is not itself to be made larger.
+        weight = (e0 - entropies[keep].detach()).exp()
+        self.descend((weight * entropies[keep]).mean() + self._pull_to_source())
+        self._remember(p[keep].mean(0))
+        return logits
+
+    def _is_new(self, p: Tensor) -> Tensor:
+        past = self.memory["p_bar"]
+        if past.numel() == 0:
+            return torch.ones(len(p), dtype=torch.bool, device=p.device)
+        limit = self.config.redundancy
+        # A little above the cosine between a uniform and a certain prediction, which is 1 / sqrt(K).
+        limit = 1.265 / math.sqrt(p.shape[1]) if limit is None else limit
+        return nn.functional.cosine_similarity(past[None], p, dim=1).abs() < limit
+
+    def _remember(self, p_bar: Tensor) -> None:
+        past, decay = self.memory["p_bar"], self.config.memory_decay
+        self.memory["p_bar"] = p_bar if past.numel() == 0 else decay * past + (1 - decay) * p_bar
+
+    def _pull_to_source(self) -> Tensor | float:
+        return 0.0
 
 
 @register_method(
@@ -50,7 +107,7 @@ class EataConfig(StepConfig):
     ),
     EataConfig,
 )
-class Eata(Adapter):
+class Eata(Eta):
     """One step per batch down the weighted entropy of the kept samples; without source statistics it is ETA."""
 
     config: EataConfig
@@ -60,30 +117,6 @@ class Eata(Adapter):
         "imagenet": {"lr": 2.5e-4, "optimizer": "sgd", "redundancy": 0.05, "fisher_weight": 2000.0},
         "cifar10-small": {"lr": 3e-3, "optimizer": "adam", "redundancy": 0.4, "fisher_weight": 1.0},
     }
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Return the scale and shift of every normalisation layer."""
-        return affine_parameters(self.model)
-
-    def initial_memory(self) -> dict[str, Tensor]:
-        """Remember the running mean prediction of the kept samples."""
-        return {"p_bar": torch.empty(0)}
-
-    def step(self, x: Tensor) -> Tensor:
-        """Predict, keep what is reliable and new, and descend its weighted entropy."""
-        logits = self.network(x)
-        rows = as_rows(logits)
-        entropies, p = entropy(rows), rows.detach().softmax(1)
-        e0 = self.config.margin * math.log(rows.shape[1])
-        keep = (entropies.detach() < e0) & self._is_new(p)
-        if not keep.any():
-            self.count("empty_selection")
-            return logits
-        # Detached: it says how much a sample counts, and is not itself to be made larger.
-        weight = (e0 - entropies[keep].detach()).exp()
-        self.descend((weight * entropies[keep]).mean() + self._pull_to_source())
-        self._remember(p[keep].mean(0))
-        return logits
 
     def collect(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return the Fisher weights: the mean over batches of the squared gradient of the loss on own labels."""
@@ -100,19 +133,6 @@ class Eata(Adapter):
         """Say that without source statistics this is ETA."""
         if self.source is None:
             warnings.warn("eata without source statistics is ETA: nothing holds it to the source.", stacklevel=3)
-
-    def _is_new(self, p: Tensor) -> Tensor:
-        past = self.memory["p_bar"]
-        if past.numel() == 0:
-            return torch.ones(len(p), dtype=torch.bool, device=p.device)
-        limit = self.config.redundancy
-        # A little above the cosine between a uniform and a certain prediction, which is 1 / sqrt(K).
-        limit = 1.265 / math.sqrt(p.shape[1]) if limit is None else limit
-        return nn.functional.cosine_similarity(past[None], p, dim=1).abs() < limit
-
-    def _remember(self, p_bar: Tensor) -> None:
-        past, decay = self.memory["p_bar"], self.config.memory_decay
-        self.memory["p_bar"] = p_bar if past.numel() == 0 else decay * past + (1 - decay) * p_bar
 
     def _pull_to_source(self) -> Tensor | float:
         if self.source is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -14,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from offsupport.engine.adapter import Adapter
-from offsupport.engine.config import MethodInfo, Options, StepConfig, require
+from offsupport.engine.config import MethodInfo, Options, StepConfig, require, require_pattern
 from offsupport.engine.registry import register_method
 from offsupport.engine.source_stats import SourceStats
-from offsupport.functional import as_rows, entropy
+from offsupport.functional import Loss, as_rows, uncertainty
 from offsupport.nn import affine_parameters, norm_layers
 
 
@@ -41,16 +40,15 @@ class SarConfig(StepConfig):
     """The last norm layers, this fraction of them, are left alone."""
     exclude: str | None = None
     """Leave the norm layers whose name matches this regular expression alone instead."""
+    loss: Loss = "entropy"
+    """What is minimised: the entropy, or that of an opinion that may withhold its belief (COME)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require("rho", self.rho >= 0, "at least 0")
         require("loss_decay", 0 <= self.loss_decay < 1, "in [0, 1)")
         require("exclude_last", 0 <= self.exclude_last < 1, "in [0, 1)")
-        try:
-            re.compile(self.exclude or "")
-        except re.error:
-            require("exclude", False, "a valid regular expression")
+        require_pattern("exclude", self.exclude)
 
 
 @register_method(
@@ -94,16 +92,7 @@ class Sar(Adapter):
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the scale and shift of the norm layers that are not excluded."""
         # The last layers are the sensitive ones (Niu et al., 2023): a step there is what breaks a model first.
-        names = [name for name, _ in norm_layers(self.model)]
-        if self.config.exclude is not None:
-            excluded = {name for name in names if re.search(self.config.exclude, name)}
-        else:
-            excluded = set(names[len(names) - int(self.config.exclude_last * len(names)) :])
-        return {
-            name: parameter
-            for name, parameter in affine_parameters(self.model).items()
-            if name.rpartition(".")[0] not in excluded
-        }
+        return affine_parameters(self.model, self.config.exclude, self.config.exclude_last)
 
     def initial_memory(self) -> dict[str, Tensor]:
         """Remember the running loss."""
@@ -113,7 +102,7 @@ class Sar(Adapter):
         """Predict, and descend the entropy of the reliable samples as seen from its worst point nearby."""
         logits = self.network(x)
         e0 = self.config.margin * math.log(logits.shape[1])
-        entropies = entropy(as_rows(logits))
+        entropies = uncertainty(as_rows(logits), self.config.loss)
         reliable = entropies.detach() < e0
         if not reliable.any():
             # No step of zero gradient either: momentum would still move the weights.
@@ -121,7 +110,7 @@ class Sar(Adapter):
             return logits
         ascent = self.gradients(entropies[reliable].mean())
         with perturbed(list(self.parameters_adapted.values()), ascent, self.config.rho):
-            nearby = entropy(as_rows(self.network(x)))[reliable]
+            nearby = uncertainty(as_rows(self.network(x)), self.config.loss)[reliable]
             still = nearby.detach() < e0
             if not still.any():
                 self.count("empty_selection")

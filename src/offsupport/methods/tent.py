@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -9,8 +10,16 @@ from torch import Tensor, nn
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import MethodInfo, StepConfig
 from offsupport.engine.registry import register_method
-from offsupport.functional import entropy
+from offsupport.functional import Loss, uncertainty
 from offsupport.nn import affine_parameters
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TentConfig(StepConfig):
+    """Hyper-parameters of TENT."""
+
+    loss: Loss = "entropy"
+    """What is minimised: the entropy, or that of an opinion that may withhold its belief (COME)."""
 
 
 @register_method(
@@ -24,11 +33,12 @@ from offsupport.nn import affine_parameters
         source="none",
         single="batch norm: no step, blended statistics; group and layer norm: a step per sample",
     ),
-    StepConfig,
+    TentConfig,
 )
 class Tent(Adapter):
     """One step down the mean entropy per batch; dense outputs count every position."""
 
+    config: TentConfig
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "cifar10": {"lr": 1e-3, "optimizer": "adam"},
         "cifar100": {"lr": 1e-3, "optimizer": "adam"},
@@ -44,5 +54,5 @@ class Tent(Adapter):
         """Predict, then descend the entropy of that prediction."""
         # One pass serves the prediction and the loss: that is why it is scored before the step.
         logits = self.network(x)
-        self.descend(entropy(logits).mean())
+        self.descend(uncertainty(logits, self.config.loss).mean())
         return logits

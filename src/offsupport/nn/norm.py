@@ -11,15 +11,16 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-Statistics = Literal["source", "batch", "blend", "ema", "running"]
+Statistics = Literal["source", "batch", "blend", "ema", "running", "moved"]
 """What batch norm may normalise by; :class:`NormStatistics` says what each word means."""
 
 NORM_TYPES = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
@@ -170,7 +171,9 @@ class NormStatistics:
     ``source`` uses the running statistics, ``batch`` those of the batch alone, ``blend`` their mean with the running
     statistics counted as ``prior`` extra samples (Schneider et al., 2020), for batches too small to stand alone.
     ``ema`` normalises by the batch as training does, and lets ``running`` follow it; ``running`` normalises by what has
-    been followed. The buffers of the layers stay as they came: ``running`` holds copies, from :meth:`follow` on.
+    been followed. ``moved`` lets ``running`` follow the batch, too, and normalises by where it then is (Yuan et al.,
+    2023): gradients go through the share that the batch has in it. The buffers of the layers stay as they came:
+    ``running`` holds copies, from :meth:`follow` on.
     """
 
     kind: Statistics = "source"
@@ -296,6 +299,8 @@ class AdaptiveStatistics:
             mean, var = self._known()
             attributes = {"track_running_stats": True, "momentum": shared.momentum, "num_batches_tracked": None}
             return self._with(x, training=True, running_mean=mean, running_var=var, **attributes)
+        if statistics == "moved" and self.norm_statistics.running is not None:
+            return self._moved(x)
         if statistics == "blend":
             return self._normalised(x, *self._blend(x, joined))
         return self._by_batch(x) if joined is None else self._normalised(x, *joined)
@@ -318,6 +323,22 @@ class AdaptiveStatistics:
             own, cudnn = layer._parameters, torch.backends.cudnn.enabled
             return torch.batch_norm(x, own["weight"], own["bias"], mean, var, False, 0.0, layer.eps, cudnn)
         return self._with(x, training=False, running_mean=mean, running_var=var)
+
+    def _moved(self, x: Tensor) -> Tensor:
+        """Let what is followed move towards the batch, and normalise by it, gradients through the batch's share."""
+        layer, momentum = cast("Any", self), self.norm_statistics.momentum
+        known_mean, known_var = self._known()
+        given = x.to(known_var.dtype)  # under autocast x is in half
+        var, mean = torch.var_mean(given, [axis for axis in range(x.dim()) if axis != 1], correction=0)
+        mean, var = known_mean * (1 - momentum) + momentum * mean, known_var * (1 - momentum) + momentum * var
+        with torch.no_grad():
+            known_mean.copy_(mean)
+            known_var.copy_(var)
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        normal = (given - mean.view(shape)) * (var + layer.eps).rsqrt().view(shape)
+        # torch's own kernel takes running statistics for constants. What it is given here is normalised already.
+        none = torch.zeros_like(known_mean)
+        return self._normalised(normal.to(x.dtype), none, none + (1 - layer.eps))
 
     def _with(self, x: Tensor, **attributes: Any) -> Tensor:
         """Run the layer's own forward with some attributes replaced for the time of the call."""
@@ -438,10 +459,23 @@ def _captured(model: nn.Module, look: Callable[[Tensor], Tensor]) -> Iterator[li
             handle.remove()
 
 
-def affine_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the scale and shift of every normalisation layer by their names in ``model``."""
+def affine_parameters(
+    model: nn.Module, exclude: str | None = None, exclude_last: float = 0.0
+) -> dict[str, nn.Parameter]:
+    """Return the scale and shift of every normalisation layer by their names in ``model``.
+
+    Args:
+        model: Any network.
+        exclude: Leave out the layers whose name this regular expression is found in.
+        exclude_last: Where no expression is given, leave out this fraction of the layers, the last ones.
+    """
     found: dict[str, nn.Parameter] = {}
-    for name, module in norm_layers(model):
+    layers = list(norm_layers(model))
+    if exclude is not None:
+        layers = [(name, module) for name, module in layers if not re.search(exclude, name)]
+    else:
+        layers = layers[: len(layers) - int(exclude_last * len(layers))]
+    for name, module in layers:
         prefix = f"{name}." if name else ""
         found |= {prefix + key: parameter for key, parameter in module.named_parameters(recurse=False)}
     return found

@@ -54,6 +54,13 @@ def find_projection(model: nn.Module) -> nn.Module | None:
     return next((module.projection for module in model.modules() if isinstance(module, WithProjection)), None)
 
 
+def predicting_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that predictions depend on by name: all but those of a projection head."""
+    projection = find_projection(model)
+    idle = set(projection.parameters()) if projection else set()
+    return {name: p for name, p in model.named_parameters() if p.is_floating_point() and p not in idle}
+
+
 def encoder_parameters(model: nn.Module, head: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that the features depend on by name: all but those of classifier and projection head."""
     projection = find_projection(model)
