@@ -10,7 +10,8 @@ and seconds from the cells and memory from results/memory.json; ``gates`` has th
 constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has
 its lines, with ``: NAMES`` behind it those that begin with one of the names.
 ``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels,
-``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- paper_cost hours -->`` GPU hours, and ``<!-- method table -->`` the methods of the registry.
+``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- paper_cost hours -->`` GPU hours, and
+``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -57,22 +58,10 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
     def table(found: re.Match[str]) -> str:
         before, name, what, _, after = found.groups()
         group, _, methods = what.partition(": ")
-        if (name, group) == ("method", "table"):
-            return before + "".join(f"{line}\n" for line in _methods()) + after
-        if (name, group) == ("estimate", "streams"):
-            summary = json.loads((results / "estimate.json").read_text())["summary"]
-            return before + "".join(f"{line}\n" for line in _estimates(summary)) + after
-        if (name, group) == ("changing_stream", "errors"):
-            errors = json.loads((results / "changing_stream.json").read_text())["errors"]
-            heads = ["error, %", *next(iter(errors.values()))]
-            body = [[f"`{method}`", *(f"{value:.1f}" for value in each.values())] for method, each in errors.items()]
-            return before + "".join(f"{line}\n" for line in _markdown(heads, body)) + after
-        if (name, group) == ("norm_statistics", "streams"):
-            summary = json.loads((results / "norm_statistics.json").read_text())["summary"]
-            return before + "".join(f"{line}\n" for line in _statistics(summary)) + after
-        if group == "hours":
-            payload = json.loads((results / f"{name}.json").read_text())
-            return before + "".join(f"{line}\n" for line in _hours(payload)) + after
+        if (name, group) in OF_FILES:
+            file = results / f"{name}.json"
+            payload = json.loads(file.read_text()) if file.is_file() else {}
+            return before + "".join(f"{line}\n" for line in OF_FILES[name, group](payload)) + after
         if not (results / name / f"{name}.json").is_file():
             return found.group()  # a table of something else
         payload = stored(results / name)
@@ -348,6 +337,25 @@ def _methods() -> list[str]:
     """Return the table of methods that the registry has."""
     head = ["| method | adapts | norm layers it needs | source data | scored |", "|---|---|---|---|---|"]
     return head + [f"| `{i.name}` | {i.adapts} | {i.norm} | {i.source} | {i.scored} |" for i in list_methods(True)]
+
+
+def _stages(payload: dict[str, Any]) -> list[str]:
+    """Return errors by method and by stage of a stream."""
+    errors = payload["errors"]
+    heads = ["error, %", *next(iter(errors.values()))]
+    return _markdown(
+        heads, [[f"`{name}`", *(f"{value:.1f}" for value in each.values())] for name, each in errors.items()]
+    )
+
+
+OF_FILES = {
+    ("method", "table"): lambda _: _methods(),
+    ("estimate", "streams"): lambda payload: _estimates(payload["summary"]),
+    ("norm_statistics", "streams"): lambda payload: _statistics(payload["summary"]),
+    ("changing_stream", "errors"): _stages,
+    ("paper_cost", "hours"): _hours,
+}
+"""Tables of single files under results/, and of the registry."""
 
 
 def main() -> int:

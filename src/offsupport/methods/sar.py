@@ -17,7 +17,7 @@ from offsupport.engine.config import MethodInfo, Options, StepConfig, require, r
 from offsupport.engine.registry import register_method
 from offsupport.engine.source_stats import SourceStats
 from offsupport.functional import Loss, as_rows, uncertainty
-from offsupport.nn import affine_parameters, norm_layers
+from offsupport.nn import affine_parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
