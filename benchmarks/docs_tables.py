@@ -135,7 +135,7 @@ def _statistics(summary: list[dict[str, Any]]) -> list[str]:
     ]
     body = [
         [f"`{found['method']}`", found["networks"], found["images"], orders[found["order"]]]
-        + [str(found["batch"]), str(found["streams"])]
+        + [str(found["size"]), str(found["streams"])]
         + [f"{found[word]:.1f}" for word in ("batch", "minimal", "minimal, source")]
         for found in summary
     ]
