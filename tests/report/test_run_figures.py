@@ -8,7 +8,7 @@ from run_maker import make_run
 from offsupport.bench.runs import status
 from offsupport.bench.store import Record
 from offsupport.report.figures import constraint_sections, curve_figures, on_axes, stream_figures, theory_sections
-from offsupport.report.run_page import write_report
+from offsupport.report.run_page import _intervals, write_report
 from offsupport.results import Row
 from offsupport.studies.guarantee_runs import GuaranteeConfig
 from offsupport.studies.latent_runs import RadiusConfig
@@ -45,6 +45,12 @@ def test_severities_that_differ_become_curves_and_their_average(tmp_path):
     assert captions[0].startswith("The average over corruptions")
     assert [caption.split(" ")[0] for caption in captions[1:]] == ["digits-c/fog", "digits-c/snow"]
     assert read(path.read_text()).findings == []
+
+
+def test_columns_of_one_name_in_two_data_sets_are_drawn_apart():
+    rows = [row("bn", "digits/clean"), row("bn", "cifar10/clean")]
+    assert {"digits/clean", "cifar10/clean"} <= words(_intervals(rows, []))
+    assert "clean" in words(_intervals(rows[:1], []))
 
 
 def test_plain_columns_are_no_curve():

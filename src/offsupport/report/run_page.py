@@ -28,13 +28,13 @@ from offsupport.report.tables import (
     as_csv,
     as_latex,
     claims_table,
+    column_titles,
     evidence_text,
     headline,
     interval_text,
     paper_text,
     pivot,
     plain_text,
-    short_column,
     unit_text,
     value_text,
 )
@@ -154,11 +154,12 @@ _EXPORTED = ("Claims", _MEASURED, _FULL)
 
 def _intervals(rows: Sequence[Row], averages: Sequence[Row]) -> Figure:
     methods = list(dict.fromkeys(row.method for row in rows))
+    titles = column_titles([row.column for row in rows])
     few = len({row.column for row in rows}) <= CROWD
     crowded = len(methods) > CROWD and (few or bool(averages))
     series: dict[str, dict[str, figures.Interval]] = {}
     for row in sorted(averages or rows if crowded else rows, key=lambda row: not row.column.endswith("/avg")):
-        line, group = (row.column, row.method) if crowded else (row.method, short_column(row.column))
+        line, group = (row.column, row.method) if crowded else (row.method, titles[row.column])
         series.setdefault(line, {})[group] = row.value, row.low, row.high
     what = "The average over columns" if crowded and averages else "Every column"
     label = f"{rows[0].metric} ({rows[0].unit})"

@@ -49,9 +49,10 @@ def evidence_text(evidence: Evidence) -> str:
     return f"{evidence.value:+.2f} ({evidence.low:+.2f} to {evidence.high:+.2f}) {evidence.unit}"
 
 
-def short_column(column: str) -> str:
-    """Return a column without the data set, which stands elsewhere."""
-    return column.partition("/")[2] or column
+def column_titles(columns: Sequence[str]) -> dict[str, str]:
+    """Return what each column is called: where all are of one data set, it is left out, as it stands elsewhere."""
+    several = len({column.partition("/")[0] for column in columns}) > 1
+    return {column: column if several else column.partition("/")[2] or column for column in columns}
 
 
 def plain_text(value: Any) -> str:
@@ -121,9 +122,8 @@ def pivot(rows: Sequence[Row]) -> Table:
     ]
     notes = ["The deeper the colour, the better within its column."] if shades else []
     notes += ["Small: as printed in the paper."] if any(row.paper is not None for row in rows) else []
-    several = len({column.partition("/")[0] for column in columns}) > 1
-    titles = columns if several else list(map(short_column, columns))
-    return Table(["method", *titles], body, " ".join([f"By column: {unit_text(rows[0])}.", *notes]))
+    caption = " ".join([f"By column: {unit_text(rows[0])}.", *notes])
+    return Table(["method", *column_titles(columns).values()], body, caption)
 
 
 def _ordered(columns: Sequence[str]) -> list[str]:
