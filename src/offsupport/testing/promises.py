@@ -568,8 +568,8 @@ def check_hyper_parameters(cases: Sequence[Case]) -> None:
     """Every hyper-parameter changes some logits, on some network, in some set-up of the others."""
     config = METHODS[cases[0].method].config_class
     names = [field.name for field in dataclasses.fields(config)]
-    if not any(case.wrap().norm_statistics.layers for case in cases):
-        # It weighs batch-norm statistics, and is idle where there are none.
+    if not any(case.wrap().norm_statistics.layers for case in cases) or cases[0].wrap().statistics == "source":
+        # It weighs batch-norm statistics, and is idle where there are none or where those of the source stay.
         names = [name for name in names if name != "prior"]
     searches = [_Search(case) for case in cases]
     dead = [name for name in names if not any(search.finds_effect(name) for search in searches)]
