@@ -124,10 +124,8 @@ def test_the_search_finds_a_minimum_and_adapts_its_scales():
     assert math.isfinite(float(search.sigma))
 
 
-def test_blocks_are_found_by_what_they_hold_or_by_name():
+def test_blocks_are_found_by_what_they_hold():
     net = vit()
-    assert find_blocks(net) == list(net.blocks) == find_blocks(net, "blocks")
-    with pytest.raises(ModelError, match="Did you mean 'blocks'"):
-        find_blocks(net, "block")
+    assert find_blocks(nn.Sequential(nn.Identity(), net)) == list(net.blocks)
     with pytest.raises(ModelError, match="use 'neo'"):
         find_blocks(nn.Sequential(nn.Conv2d(3, 4, 3), nn.LayerNorm(4)))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offsupport.core.errors import ModelError, nearest
+from offsupport.core.errors import ModelError
 from offsupport.engine.adapter import Adapter, require_whole
 from offsupport.engine.config import BatchConfig, MethodInfo, require
 from offsupport.engine.guard import blank
@@ -38,8 +38,6 @@ class FoaConfig(BatchConfig):
     """Weight of the distance of the class tokens' moments from the source's beside the entropy, for 64 images."""
     shift_decay: float = 0.9
     """How much of the running mean of features one batch keeps; they are moved to the source's mean."""
-    blocks: str | None = None
-    """Name of the list of transformer blocks; None is the first list of blocks with attention and layer norm."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,7 +85,7 @@ class Foa(Adapter):
                 f"The method 'foa' shifts the inputs of a linear classifier, and {name!r} is {type(head).__name__}.",
                 'Name the nn.Linear that gives the logits: head="name of the module".',
             )
-        self.blocks = find_blocks(self.model, self.config.blocks)
+        self.blocks = find_blocks(self.model)
         width = next(layer for layer in self.blocks[0].modules() if isinstance(layer, nn.LayerNorm)).normalized_shape[0]
         zero = torch.zeros(self.config.prompts * width, dtype=torch.float64)
         start = (
@@ -201,20 +199,15 @@ class Foa(Adapter):
                 handle.remove()
 
 
-def find_blocks(model: nn.Module, name: str | None = None) -> list[nn.Module]:
-    """Return the blocks of a vision transformer: the list of this name, or the first whose members attend."""
-    lists = {key: m for key, m in model.named_modules() if isinstance(m, (nn.ModuleList, nn.Sequential)) and len(m)}
-    if name is not None:
-        if name not in lists:
-            raise ModelError(f"The model has no list of blocks called {name!r}.", nearest(name, lists))
-        return list(lists[name])
-    for blocks in lists.values():
-        if all(_attends(block) for block in blocks):
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a vision transformer: the first list in it whose members all attend."""
+    for blocks in model.modules():
+        if isinstance(blocks, (nn.ModuleList, nn.Sequential)) and len(blocks) and all(map(_attends, blocks)):
             return list(blocks)
     raise ModelError(
         "The method 'foa' puts prompt tokens into a vision transformer, and this model has no list of blocks with "
         "attention and layer norm.",
-        "Name the list: blocks=\"name of the module\". For other networks use 'neo', which shifts features alone.",
+        "For other networks use 'neo', which shifts features alone.",
     )
 
 

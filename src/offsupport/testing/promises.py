@@ -569,8 +569,8 @@ def check_hyper_parameters(cases: Sequence[Case]) -> None:
     config = METHODS[cases[0].method].config_class
     # What the statistics policies of the engine are given is the same for all methods.
     names = [field.name for field in dataclasses.fields(config) if field.name != "rate"]
-    if not any(case.wrap().norm_statistics.layers for case in cases):
-        # They are about batch-norm statistics, and idle where there are none.
+    if not any(case.wrap().norm_statistics.layers for case in cases) or cases[0].wrap().statistics == "source":
+        # They are about batch-norm statistics, and idle where there are none or where those of the source stay.
         names = [name for name in names if name not in ("prior", "statistics")]
     searches = [_Search(case) for case in cases]
     dead = [name for name in names if not any(search.finds_effect(name) for search in searches)]
