@@ -77,16 +77,15 @@ def raw_moments(x: Tensor) -> Raw:
     if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
         x = x.float()
     shape = x.shape
+    if shape[0] == 1 and not x.is_contiguous() and x.is_cpu:
+        # Batch norm's own: it is quick with channels last, and only there, and knows no images apart.
+        return *torch.batch_norm_update_stats(x, None, None, 0.0), 0
     if len(shape) == 2:
         return x, x.square(), 1
     axes = (2, 3) if len(shape) == 4 else tuple(range(2, len(shape)))
-    if x.is_contiguous():
-        # A norm sums squares without a copy of x, but with channels last it takes ten times as long.
-        return x.sum(axes), torch.linalg.vector_norm(x, 2, axes).square_(), math.prod(shape[2:])
-    if shape[0] == 1 and x.device.type == "cpu":
-        # Batch norm's own: it is quick with channels last, and only there, and knows no images apart.
-        return *torch.batch_norm_update_stats(x, None, None, 0.0), 0
-    return x.sum(axes), x.square().sum(axes), math.prod(shape[2:])
+    # A norm sums squares without a copy of x, but with channels last it takes ten times as long.
+    squares = torch.linalg.vector_norm(x, 2, axes).square_() if x.is_contiguous() else x.square().sum(axes)
+    return x.sum(axes), squares, math.prod(shape[2:])
 
 
 def _shaped(raw: list[Raw]) -> Tensor:
