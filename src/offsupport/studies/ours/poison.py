@@ -227,7 +227,7 @@ class Planner:
             bad = (bad + STEP * gradient.sign()).clamp(0, 1)
         self.twin.restore(before)
         self.last = best
-        return best
+        return cast("Tensor", best)
 
     def _plan(self, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the loss of the benign images as a function of the others, at the shift where all pulls cancel."""
@@ -259,11 +259,13 @@ class Planner:
         bound = self.bound[:, None]
         if away.requires_grad:
             outside = away.detach().sign() * (away.detach().abs() > bound)
-            away.register_hook(lambda gradient: gradient * (gradient * outside <= 0))
+            away.register_hook(lambda gradient: gradient * (gradient * outside <= 0))  # type: ignore[no-untyped-call]
         return away + (away.clamp(-bound, bound) - away).detach()
 
     def _normalise_by(self, statistics: Tensor) -> None:
-        parts = statistics.split([len(layer.weight) for layer in self.layers], 1)
+        import torch
+
+        parts = torch.split(statistics, [len(layer.weight) for layer in self.layers], 1)
         for layer, part in zip(self.layers, parts, strict=True):
             layer.statistics = part
 
@@ -276,9 +278,11 @@ def open_batch_norm(model: nn.Module) -> list[Any]:
     class Open(nn.Module):
         """Batch norm by given ``statistics`` (2, C), which notes the moments of each image, (2, N, C)."""
 
-        def __init__(self, plain: nn.Module) -> None:
+        def __init__(self, plain: Any) -> None:
             super().__init__()
-            self.weight, self.bias, self.eps = plain.weight, plain.bias, plain.eps
+            self.weight: Tensor = plain.weight
+            self.bias: Tensor = plain.bias
+            self.eps: float = plain.eps
             self.seen = self.statistics = torch.empty(0)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -286,7 +290,8 @@ def open_batch_norm(model: nn.Module) -> list[Any]:
             self.seen = torch.stack([rows.mean(2), rows.square().mean(2)])
             beside = (-1, *(1 for _ in x.shape[2:]))
             mean, var = (each.view(beside) for each in self.statistics)
-            return (x - mean) * (self.weight.view(beside) * (var + self.eps).rsqrt()) + self.bias.view(beside)
+            scale: Tensor = self.weight.view(beside) * (var + self.eps).rsqrt()
+            return (x - mean) * scale + self.bias.view(beside)
 
     found = {n: Open(each) for n, each in model.named_modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)}
     for name, layer in found.items():
