@@ -215,7 +215,9 @@ class Planner:
         before = self.twin.snapshot()
         self.twin(x)  # the benign images tell which classes the stream has, and how sure the twin will be
         plan = self._plan(x, y)
-        starts = [noise, noise.round(), *(() if self.last is None else (torch.cat([self.last, noise])[: len(noise)],))]
+        starts: list[Tensor] = [noise, noise.round()]
+        if self.last is not None:
+            starts.append(torch.cat([self.last, noise])[: len(noise)])
         bad = max(starts, key=lambda start: float(plan(start).detach()))
         best, highest = bad, -math.inf
         for _ in range(STEPS):
@@ -259,11 +261,13 @@ class Planner:
         bound = self.bound[:, None]
         if away.requires_grad:
             outside = away.detach().sign() * (away.detach().abs() > bound)
-            away.register_hook(lambda gradient: gradient * (gradient * outside <= 0))
+            away.register_hook(lambda gradient: gradient * (gradient * outside <= 0))  # type: ignore[no-untyped-call]
         return away + (away.clamp(-bound, bound) - away).detach()
 
     def _normalise_by(self, statistics: Tensor) -> None:
-        parts = statistics.split([len(layer.weight) for layer in self.layers], 1)
+        import torch
+
+        parts = torch.split(statistics, [len(layer.weight) for layer in self.layers], 1)
         for layer, part in zip(self.layers, parts, strict=True):
             layer.statistics = part
 
@@ -278,16 +282,20 @@ def open_batch_norm(model: nn.Module) -> list[Any]:
     class Open(nn.Module):
         """Batch norm by given ``statistics`` (2, C), which notes the moments of each image, (2, N, C)."""
 
-        def __init__(self, plain: nn.Module) -> None:
+        def __init__(self, plain: Any) -> None:
             super().__init__()
-            self.weight, self.bias, self.eps = plain.weight, plain.bias, plain.eps
+            self.weight: Tensor = plain.weight
+            self.bias: Tensor = plain.bias
+            self.eps: float = plain.eps
             self.seen = self.statistics = torch.empty(0)
 
         def forward(self, x: Tensor) -> Tensor:
             self.seen = image_moments(x)
             beside = (-1, *(1 for _ in x.shape[2:]))
             mean, var = (each.view(beside) for each in self.statistics)
-            return (x - mean) * (self.weight.view(beside) * (var + self.eps).rsqrt()) + self.bias.view(beside)
+            scale = self.weight.view(beside) * (var + self.eps).rsqrt()
+            out: Tensor = (x - mean) * scale + self.bias.view(beside)
+            return out
 
     found = {n: Open(each) for n, each in model.named_modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)}
     for name, layer in found.items():
