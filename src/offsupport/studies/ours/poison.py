@@ -215,7 +215,9 @@ class Planner:
         before = self.twin.snapshot()
         self.twin(x)  # the benign images tell which classes the stream has, and how sure the twin will be
         plan = self._plan(x, y)
-        starts = [noise, noise.round(), *(() if self.last is None else (torch.cat([self.last, noise])[: len(noise)],))]
+        starts: list[Tensor] = [noise, noise.round()]
+        if self.last is not None:
+            starts.append(torch.cat([self.last, noise])[: len(noise)])
         bad = max(starts, key=lambda start: float(plan(start).detach()))
         best, highest = bad, -math.inf
         for _ in range(STEPS):
@@ -227,7 +229,7 @@ class Planner:
             bad = (bad + STEP * gradient.sign()).clamp(0, 1)
         self.twin.restore(before)
         self.last = best
-        return cast("Tensor", best)
+        return best
 
     def _plan(self, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the loss of the benign images as a function of the others, at the shift where all pulls cancel."""
@@ -290,8 +292,9 @@ def open_batch_norm(model: nn.Module) -> list[Any]:
             self.seen = torch.stack([rows.mean(2), rows.square().mean(2)])
             beside = (-1, *(1 for _ in x.shape[2:]))
             mean, var = (each.view(beside) for each in self.statistics)
-            scale: Tensor = self.weight.view(beside) * (var + self.eps).rsqrt()
-            return (x - mean) * scale + self.bias.view(beside)
+            scale = self.weight.view(beside) * (var + self.eps).rsqrt()
+            out: Tensor = (x - mean) * scale + self.bias.view(beside)
+            return out
 
     found = {n: Open(each) for n, each in model.named_modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)}
     for name, layer in found.items():
