@@ -23,7 +23,7 @@ from offsupport.engine.registry import source_stats
 
 # Importing a method's file registers it, and every file here is one: a new method is a new file and nothing else. The
 # order of import is the order of `list_methods`, from the simple to the involved; what is not named comes last.
-_ORDER = ("source", "bn", "tent", "shot", "memo", "eata", "sar", "ttac", "tttpp", "tesla", "mae_ttt")
+_ORDER = ("auto", "minimal", "source", "bn", "tent", "shot", "memo", "eata", "sar", "ttac", "tttpp", "tesla", "mae_ttt")
 _files = {module.name for module in pkgutil.iter_modules(__path__)}
 for _name in (*_ORDER, *sorted(_files - set(_ORDER))):
     importlib.import_module(f"{__name__}.{_name}")
