@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from service_client import SIDE, images, listening, small_model
 
 import offsupport
@@ -21,7 +22,7 @@ HOSTILE = "<img src=x onerror=document.title='gone'>"
 
 @contextlib.contextmanager
 def serving(**options):
-    clean, labels = images(200, 3), small_model()(images(200, 3)).argmax(1)
+    clean, labels = images(200, 3), torch.arange(200) % 4
     stats = offsupport.source_stats(small_model(), clean.split(50), "minimal", labels=labels)
     adapted = offsupport.adapt(small_model(), "minimal", monitor=True, collapse="off", source=stats)
     opened = Service(adapted, size=SIDE, names=[HOSTILE, "bee", "cat", "dog"], model="small")

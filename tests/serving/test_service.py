@@ -364,7 +364,7 @@ def test_the_method_by_default_suits_the_model():
     assert (default_method(small_model()), default_method(plain)) == expected
 
 
-def test_clean_images_in_class_folders_give_an_estimate(tmp_path):
+def test_clean_images_in_class_folders_calibrate_the_estimate(tmp_path):
     rng = np.random.default_rng(0)
     for label in range(4):
         (tmp_path / f"class-{label}").mkdir()
@@ -376,14 +376,16 @@ def test_clean_images_in_class_folders_give_an_estimate(tmp_path):
         service.predict(images(40, 5))
         found = service.find("default").estimate()
         assert found.n == 40
-        assert found.source is not None
         assert found.shift is not None
+        known = service.template.answers.calibration
+        assert known.source is not None  # which needs labels
+        assert known.law.tolist() == [0.25] * 4
 
 
 def test_a_service_that_cannot_be_is_refused_before_a_model_is_loaded():
     for given, words in (
         ({"model": small_model()}, "size of the model's images is not known"),
-        ({"model": "zoo:nothing", "method": "tnet", "size": 8}, "tent"),
+        ({"model": "zoo:cifar10-resnet18x0.25-supervised", "method": "tnet", "size": 8}, "tent"),
         ({"model": small_model(), "method": "tttpp", "size": 8}, "needs to know the source data"),
         ({"model": small_model(), "size": 8, "limits": {"queeu": 3}}, "queue"),
         ({"model": small_model(), "size": 8, "limits": {"queue": 0}}, "at least 1"),
