@@ -300,6 +300,6 @@ def _shared_way(kernel: Tensor, company: Tensor, weights: Tensor) -> Tensor:
     weighted = root[:, None] * (among + 10 * scale) * root
     inverse = torch.linalg.inv(weighted + scale * torch.eye(len(company)).to(among))
     dual = inverse @ (root * side)
-    answers = (kernel + 10 * scale) @ (root * dual)
+    answers: Tensor = (kernel + 10 * scale) @ (root * dual)
     answers[company] = side - dual / (inverse.diagonal() * root)
     return answers
