@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 from offsupport.data.corruptions import corrupt
 from offsupport.data.corruptions.blur import disc, one_way_copies, zoom, zoom_average
 from offsupport.data.corruptions.digital import affine_source
+from offsupport.data.corruptions.filters import MANY_WEIGHTS, correlate
 from offsupport.data.corruptions.registry import parameters
 from offsupport.data.corruptions.seeding import Streams
 from offsupport.data.corruptions.weather import draws_needed, plasma
@@ -65,6 +66,19 @@ def test_images_of_64_pixels_equal_the_loop(name, severity):
 @pytest.mark.parametrize(("name", "severity"), list(LARGE.items()))
 def test_large_images_equal_the_loop(name, severity):
     compare(name, severity, side=224, count=1)
+
+
+def test_many_weights_give_what_few_give_one_by_one():
+    random = np.random.default_rng(0)
+    levels, kernel = 255 * random.random((2, 13, 16, 3)), random.random((9, 11)) / 50
+    assert np.count_nonzero(kernel) > MANY_WEIGHTS
+    padded = np.pad(levels, [(0, 0), (4, 4), (5, 5), (0, 0)], mode="reflect")
+    expected = np.zeros_like(levels)
+    for row, column in np.ndindex(*kernel.shape):
+        expected += kernel[row, column] * padded[:, row : row + 13, column : column + 16]
+    np.testing.assert_allclose(correlate(levels, kernel, "reflect"), expected, atol=1e-9)
+    # In any batch to the last bit.
+    assert np.array_equal(correlate(levels, kernel, "reflect")[1:], correlate(levels[1:], kernel, "reflect"))
 
 
 @pytest.mark.slow
