@@ -47,7 +47,7 @@ def reference(net: nn.Sequential, stream: list[Tensor], maps: str, after: bool, 
 @pytest.mark.parametrize(("maps", "score"), [("position", "after"), ("channel", "before")])
 def test_actmad(norm, maps, score):
     net, start, stream = network(norm), network(norm), batches(SIZES)
-    stats = offsupport.source_stats(start, CLEAN, "actmad", maps=maps)
+    stats = offsupport.source_stats(start, CLEAN, "actmad")
     options = {"maps": maps, "score": score, "lr": 0.02, "collapse": "off", "input_range": None}
     adapted = offsupport.adapt(start, "actmad", source=stats, **options)
     assert_parity(adapted, net, reference(net, stream, maps, score == "after", 0.02), stream)
@@ -58,7 +58,7 @@ def test_actmad(norm, maps, score):
 def test_images_of_another_size_are_refused_with_a_remedy_and_taken_by_channels():
     net = network("batch")
     for maps in ("position", "channel"):
-        stats = offsupport.source_stats(net, CLEAN, "actmad", maps=maps)
+        stats = offsupport.source_stats(net, CLEAN, "actmad")
         adapted = offsupport.adapt(net, "actmad", source=stats, maps=maps, input_range=None)
         large = torch.nn.functional.interpolate(batches([20])[0], (10, 10))
         if maps == "channel":

@@ -80,36 +80,29 @@ class Actmad(Adapter):
     @torch.no_grad()
     def collect(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return mean and unbiased variance of each activation over all source images together."""
-        counts, sums, dtype = list[int](), list[Tensor](), torch.get_default_dtype()
+        count, sums, dtype = 0, list[Tensor](), torch.get_default_dtype()
         for x in batches:
             with self._watched() as seen:
                 self.network(x)
-            found = [torch.stack([z.double().sum(0), z.double().square().sum(0)]) for z in map(self._rows, seen)]
+            found = [torch.stack([z.double().sum(0), z.double().square().sum(0)]) for _, z in seen]
             if sums and [each.shape for each in found] != [each.shape for each in sums]:
-                raise InputError(
-                    "The source images have different sizes.",
-                    "Resize them as those to be predicted, or maps='channel'.",
-                )
+                raise InputError("The source images have different sizes.", "Resize them to one size.")
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
-            counts = [a + len(z) for a, z in zip(counts or [0] * len(seen), map(self._rows, seen), strict=True)]
-            dtype = seen[0].dtype if seen else dtype
-        if min(counts, default=0) < 2:
+            count, dtype = count + len(x), seen[0][1].dtype
+        if count < 2:
             raise InputError("Variances of activations need at least two source images.", "Give more of them.")
-        means = [each[0] / count for each, count in zip(sums, counts, strict=True)]
-        squares = [each[1] / count for each, count in zip(sums, counts, strict=True)]
-        variances = [(s - m.square()) * n / (n - 1) for s, m, n in zip(squares, means, counts, strict=True)]
-        names = {f"mean/{i}": mean for i, mean in enumerate(means)}
-        names |= {f"var/{i}": var.clamp(min=0) for i, var in enumerate(variances)}
-        return {name: tensor.to(dtype) for name, tensor in names.items()}
+        moments = {"count": torch.tensor(float(count))}
+        for i, (first, second) in enumerate(sums):
+            mean = first / count
+            variance = (second / count - mean.square()).clamp(min=0) * count / (count - 1)
+            moments |= {f"mean/{i}": mean.to(dtype), f"var/{i}": variance.to(dtype)}
+        return moments
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[list[Tensor]]:
-        """Collect the outputs of norm layers in the order they are called, (N, ...); for channels they come second."""
-        seen: list[Tensor] = []
-
-        def keep(layer: nn.Module, _: Any, out: Tensor) -> None:
-            seen.append(single(out) if self.config.maps == "position" else channels_second(layer, single(out)))
-
+    def _watched(self) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+        """Collect norm layers in the order they are called, and what they give, (N, ...)."""
+        seen: list[tuple[nn.Module, Tensor]] = []
+        keep = lambda layer, _, out: seen.append((layer, single(out)))  # noqa: E731 (a hook of one line)
         handles = [layer.register_forward_hook(keep) for _, layer in norm_layers(self.model)]
         try:
             yield seen
@@ -117,20 +110,33 @@ class Actmad(Adapter):
             for handle in handles:
                 handle.remove()
 
-    def _rows(self, z: Tensor) -> Tensor:
-        """Return what moments are taken over, first: images, or for channels images and positions."""
-        return z if self.config.maps == "position" else z.flatten(2).transpose(1, 2).flatten(0, 1)
-
-    def _distance(self, seen: list[Tensor]) -> Tensor:
-        assert self.source is not None  # noqa: S101 (adapt() refuses this method without source statistics)
+    def _distance(self, seen: list[tuple[nn.Module, Tensor]]) -> Tensor:
         terms = []
-        for i, z in enumerate(seen):
-            var, mean = torch.var_mean(self._rows(z), 0)
-            home = [self.source.tensors[f"{name}/{i}"].to(z) for name in ("mean", "var")]
-            if home[0].shape != mean.shape:
+        for i, (layer, z) in enumerate(seen):
+            rows = by_channel(layer, z) if self.config.maps == "channel" else z
+            var, mean = torch.var_mean(rows, 0)
+            home_mean, home_var = self._home(i, layer, z)
+            if home_mean.shape != mean.shape:
                 raise InputError(
-                    f"Norm layer {i} gives {tuple(mean.shape)} values, and the source gave {tuple(home[0].shape)}.",
-                    "Give images of the size of the source's, or make statistics with maps='channel' for any size.",
+                    f"Norm layer {i} gives {tuple(mean.shape)} values, and the source gave {tuple(home_mean.shape)}.",
+                    "Give images of the size of the source's, or pass maps='channel', which takes any size.",
                 )
-            terms.append((mean - home[0]).abs().mean() + (var - home[1]).abs().mean())
+            terms.append((mean - home_mean).abs().mean() + (var - home_var).abs().mean())
         return 0.5 * torch.stack(terms).sum()
+
+    def _home(self, i: int, layer: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of the source behind a norm layer, of positions or of channels."""
+        assert self.source is not None  # noqa: S101 (adapt() refuses this method without source statistics)
+        mean, var = (self.source.tensors[f"{name}/{i}"].to(like) for name in ("mean", "var"))
+        if self.config.maps == "position":
+            return mean, var
+        # The values of a channel are those of its positions: within each, and between them.
+        images = float(self.source.tensors["count"])
+        means, within = by_channel(layer, mean[None]), by_channel(layer, var[None]) * (images - 1) / images
+        values = images * len(means)
+        return means.mean(0), (within.mean(0) + means.var(0, correction=0)) * values / (values - 1)
+
+
+def by_channel(layer: nn.Module, z: Tensor) -> Tensor:
+    """Return what a norm layer gives, (N, ...), as (N * positions, C)."""
+    return channels_second(layer, z).flatten(2).transpose(1, 2).flatten(0, 1)
