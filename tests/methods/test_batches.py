@@ -160,6 +160,29 @@ def test_a_window_passes_only_new_images_where_they_do_not_share_statistics():
     assert sorted(sizes[-16:]) == [1] * 14 + [8] * 2
 
 
+class Quarters(nn.Module):
+    """Looks at each quarter of an image by itself."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        parts = x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+        return self.net(parts).view(len(x), 4, -1).mean(1)
+
+
+def test_a_window_knows_images_that_a_network_cuts_into_parts():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
+    adapted = offsupport.adapt(Quarters(net), "bn", window=8, min_batch=1)
+    plain, singles = offsupport.adapt(Quarters(net), "bn", min_batch=1), torch.rand(12, 3, 8, 8).split(1)
+    out = [adapted(x) for x in singles]
+    # One layer, whose input no statistics change: here moments stand in exactly.
+    for i in (3, 7, 10):
+        expected = plain(torch.cat(singles[max(0, i - 7) : i + 1]))[-1:]
+        assert torch.allclose(out[i], expected, atol=1e-5)
+
+
 def test_a_window_whose_moments_are_not_known_is_passed_once():
     adapted = offsupport.adapt(NETWORKS["batch_norm"](), "bn", window=32)
     run(adapted, stream(40, size=1))

@@ -76,16 +76,15 @@ def raw_moments(x: Tensor) -> Raw:
     if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
         x = x.float()
     shape = x.shape
+    if shape[0] == 1 and not x.is_contiguous() and x.is_cpu:
+        # Batch norm's own: it is quick with channels last, and only there, and knows no images apart.
+        return *torch.batch_norm_update_stats(x, None, None, 0.0), 0
     if len(shape) == 2:
         return x, x.square(), 1
     axes = (2, 3) if len(shape) == 4 else tuple(range(2, len(shape)))
-    if x.is_contiguous():
-        # A norm sums squares without a copy of x, but with channels last it takes ten times as long.
-        return x.sum(axes), torch.linalg.vector_norm(x, 2, axes).square_(), math.prod(shape[2:])
-    if shape[0] == 1 and x.device.type == "cpu":
-        # Batch norm's own: it is quick with channels last, and only there, and knows no images apart.
-        return *torch.batch_norm_update_stats(x, None, None, 0.0), 0
-    return x.sum(axes), x.square().sum(axes), math.prod(shape[2:])
+    # A norm sums squares without a copy of x, but with channels last it takes ten times as long.
+    squares = torch.linalg.vector_norm(x, 2, axes).square_() if x.is_contiguous() else x.square().sum(axes)
+    return x.sum(axes), squares, math.prod(shape[2:])
 
 
 def _shaped(raw: list[Raw]) -> Tensor:
@@ -110,13 +109,14 @@ class Company:
     def __init__(self, past: Tensor, images: int) -> None:
         self.past, self.images = past, images
         self.sums = past.sum(1)
-        self.seen, self.listens = Seen(), False
+        self.found: dict[int, list[Tensor]] = {}
+        self.listens = False
 
     def begin(self, images: int) -> None:
         """Listen to a pass over so many images; the last one that is listened to counts."""
         self.listens = images == self.images
         if self.listens:
-            self.seen = Seen()
+            self.found = {}
 
     @property
     def size(self) -> int:
@@ -125,22 +125,33 @@ class Company:
 
     def join(self, place: slice, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Note what a layer is given; return mean and variance of past and new images, or None where none are past."""
-        start = place.start
-        self.seen.add(start, x)
+        moments = self._by_image(_shaped([raw_moments(x)]))
+        self.found.setdefault(place.start, []).append(moments)
         if not self.past.shape[1]:
             return None
-        total = (self.sums[:, place] + self.seen.of(start)[-1].sum(1)) / self.size
-        return total[0], (total[1] - total[0].square()).clamp(min=0)
+        mean, square = (self.sums[:, place] + moments.sum(1)) / self.size
+        return mean, (square - mean.square()).clamp(min=0)
+
+    def _by_image(self, moments: Tensor) -> Tensor:
+        """Return moments of images where a network cuts them into parts, (2, N, C)."""
+        parts = moments.shape[1] / self.images
+        if parts == 1:
+            return moments
+        if parts.is_integer():
+            return moments.view(2, self.images, int(parts), -1).mean(2)
+        return moments.mean(1, keepdim=True).expand(-1, self.images, -1)  # whose they are is not known
 
     def moments(self, channels: int) -> Tensor | None:
         """Return the moments of the new images, (2, N, channels); None where no layer was asked, or one was not finite.
 
-        A layer that did not run has zeros.
+        A layer that did not run has zeros, one that ran twice the mean of both.
         """
-        if not self.seen:
+        if not self.found:
             return None
-        like = next(iter(self.seen.layers.values()))[0][0]
-        found = self.seen.moments(like.new_zeros(2, channels))
+        layers = {start: each[0] if len(each) == 1 else torch.stack(each).mean(0) for start, each in self.found.items()}
+        found = next(iter(layers.values())).new_zeros(2, self.images, channels)
+        for start, moments in layers.items():
+            found[..., start : start + moments.shape[2]] = moments
         return found if math.isfinite(float(found.sum())) else None
 
 
