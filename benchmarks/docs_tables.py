@@ -10,7 +10,7 @@ and seconds from the cells and memory from results/memory.json; ``gates`` has th
 constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has
 its lines, with ``: NAMES`` behind it those that begin with one of the names.
 ``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels,
-``<!-- paper_cost hours -->`` GPU hours, and ``<!-- method table -->`` the methods of the registry.
+``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- paper_cost hours -->`` GPU hours, and ``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -42,6 +42,7 @@ PAGES = (
             "reliability.md",
             "monitor.md",
             "auto.md",
+            "methods.md",
         )
     ),
     ROOT / "README.md",
@@ -66,6 +67,9 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
             heads = ["error, %", *next(iter(errors.values()))]
             body = [[f"`{method}`", *(f"{value:.1f}" for value in each.values())] for method, each in errors.items()]
             return before + "".join(f"{line}\n" for line in _markdown(heads, body)) + after
+        if (name, group) == ("norm_statistics", "streams"):
+            summary = json.loads((results / "norm_statistics.json").read_text())["summary"]
+            return before + "".join(f"{line}\n" for line in _statistics(summary)) + after
         if group == "hours":
             payload = json.loads((results / f"{name}.json").read_text())
             return before + "".join(f"{line}\n" for line in _hours(payload)) + after
@@ -123,6 +127,29 @@ def _estimates(summary: dict[str, Any]) -> list[str]:
             said += [percent(found["harms_said_elsewhere"]), percent(found["order_alarms"])]
             errors = [f"{found['source_error']:.1f}", f"{found['adapted_error']:.1f}"]
             body.append([name.replace(order, words, 1), str(found["streams"]), *errors, *shares, *said])
+    return _markdown(heads, body)
+
+
+def _statistics(summary: list[dict[str, Any]]) -> list[str]:
+    """Return the errors of methods by what batch norm normalises by."""
+    orders = {"iid": "random", "sorted": "sorted"}
+    heads = [
+        "method",
+        "networks",
+        "images",
+        "order",
+        "batch",
+        "streams",
+        "`batch`",
+        "`minimal`",
+        "`minimal`, `source=`",
+    ]
+    body = [
+        [f"`{found['method']}`", found["networks"], found["images"], orders[found["order"]]]
+        + [str(found["size"]), str(found["streams"])]
+        + [f"{found[word]:.1f}" for word in ("batch", "minimal", "minimal, source")]
+        for found in summary
+    ]
     return _markdown(heads, body)
 
 

@@ -137,7 +137,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for (family, method, batch, order, kind), streams in found.items():
         whole = [errors for errors in streams.values() if set(errors) == set(WORDS)]
         if whole:
-            about = {"networks": family, "method": method, "batch": batch, "order": order, "images": kind}
+            about = {"networks": family, "method": method, "size": batch, "order": order, "images": kind}
             means = {word: round(float(np.mean([errors[word] for errors in whole])), 1) for word in WORDS}
             lines.append({**about, "streams": len(whole), **means})
     return lines

@@ -30,6 +30,12 @@ def test_the_page_shows_the_stored_results(page):
     assert named & {"paper_cost", *(folder.name for folder in RESULTS)}
 
 
+def test_the_page_of_methods_shows_what_statistics_cost():
+    text = (ROOT / "docs" / "methods.md").read_text()
+    assert writer().write_tables(text) == text
+    assert "<!-- norm_statistics streams -->" in text
+
+
 def test_numbers_stand_beside_what_is_printed():
     row = {"metric": "accuracy", "low": 48, "high": 53.26, "deviation": 1.04, "n": 1530}
     rows = [

@@ -85,8 +85,8 @@ class Sar(Adapter):
         self, model: nn.Module, config: SarConfig, options: Options, source: SourceStats | None = None
     ) -> None:
         if config.lr is None:
-            # Plain SGD moves scales and shifts by little: with batch norm 1e-3, published for transformers, is felt in
-            # two of a thousand predictions.
+            # Plain SGD moves scales and shifts by little: with batch norm 1e-3, published for transformers, changes
+            # next to no prediction.
             batch_norm = any(isinstance(layer, _BatchNorm) for layer in model.modules())
             config = dataclasses.replace(config, lr=0.03 if batch_norm else 1e-3)
         super().__init__(model, config, options, source)

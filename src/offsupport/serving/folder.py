@@ -359,7 +359,8 @@ def _class_names(classes: Sequence[str] | Path | str | None, source: Path | None
 def _source_stats(
     network: nn.Module, reference: ImageFiles | None, method: str, batch_size: int, **options: Any
 ) -> SourceStats | None:
-    if METHODS[method].info.source == "none" or reference is None:
+    unused = METHODS[method].info.source == "none" and options.get("statistics") != "minimal"
+    if unused or reference is None:
         return None
     batches = (x for _, x in reference.batches(batch_size))
     return source_stats(network, batches, method, provenance={"folder": str(reference.folder)}, **options)

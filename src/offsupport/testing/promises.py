@@ -567,10 +567,11 @@ def _resident_bytes() -> int:
 def check_hyper_parameters(cases: Sequence[Case]) -> None:
     """Every hyper-parameter changes some logits, on some network, in some set-up of the others."""
     config = METHODS[cases[0].method].config_class
-    names = [field.name for field in dataclasses.fields(config)]
+    # What the statistics policies of the engine are given is the same for all methods.
+    names = [field.name for field in dataclasses.fields(config) if field.name != "rate"]
     if not any(case.wrap().norm_statistics.layers for case in cases):
         # They are about batch-norm statistics, and idle where there are none.
-        names = [name for name in names if name not in ("prior", "statistics", "rate")]
+        names = [name for name in names if name not in ("prior", "statistics")]
     searches = [_Search(case) for case in cases]
     dead = [name for name in names if not any(search.finds_effect(name) for search in searches)]
     if dead:
