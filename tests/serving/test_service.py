@@ -11,7 +11,7 @@ from service_client import SIDE, Held, encoded, images, png, small_model
 import offsupport
 from offsupport.core.errors import ConfigError, FileError, InputError
 from offsupport.serving import Limits, Service, open_service
-from offsupport.serving.service import BrokenImagesError, TooLargeError, UnknownStreamError, default_method, file_of
+from offsupport.serving.service import BrokenImagesError, TooLargeError, UnknownStreamError, file_of
 from offsupport.serving.stream import RefusedError
 
 
@@ -356,12 +356,6 @@ def test_state_of_other_weights_is_refused(make, tmp_path):
 
 
 # From names to a service.
-
-
-def test_the_method_by_default_suits_the_model():
-    plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))
-    expected = ("auto", "auto") if "auto" in offsupport.list_methods() else ("minimal", "source")
-    assert (default_method(small_model()), default_method(plain)) == expected
 
 
 def test_clean_images_in_class_folders_calibrate_the_estimate(tmp_path):

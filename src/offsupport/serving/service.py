@@ -43,7 +43,6 @@ from offsupport.data.pictures import decode_image, measure_image
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.source_stats import SourceStats
 from offsupport.methods import METHODS, adapt, source_stats
-from offsupport.nn.norm import norm_layers
 from offsupport.serving.folder import SOURCE_IMAGES, class_names
 from offsupport.serving.image_files import ImageFiles, as_tensor, shuffle_files, walk_images
 from offsupport.serving.source_model import SourceModel, as_source_model
@@ -508,14 +507,6 @@ def _count_classes(adapted: Adapter, size: int, spell: Spelling) -> int:
 # From names to a service: what the command line and Ray do.
 
 
-def default_method(network: nn.Module) -> str:
-    """Return the method for a network about whose stream nothing is known."""
-    if "auto" in METHODS:
-        return "auto"
-    layers = [layer for _, layer in norm_layers(network) if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-    return "minimal" if any(layer.running_mean is not None for layer in layers) else "source"
-
-
 def open_service(
     model: nn.Module | str | SourceModel,
     method: str | None = None,
@@ -561,7 +552,7 @@ def open_service(
     folder = None if source is None or Path(source).is_file() else Path(source)
     names = class_names(classes, folder, given)
     network = given.load()
-    chosen = method or default_method(network)
+    chosen = method or "auto"
     if METHODS[chosen].info.source == "required" and source is None:
         raise ConfigError(
             f"The method {chosen!r} needs to know the source data.",
