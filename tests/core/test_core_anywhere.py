@@ -34,7 +34,7 @@ def test_every_module_is_imported_where_nothing_of_posix_is():
     run(f"""
         import importlib, os, signal, sys
         import filelock, matplotlib.pyplot, multiprocessing.resource_tracker, rich.progress, scipy.optimize
-        import sklearn.datasets, subprocess, tempfile, torch, typer
+        import fastapi, prometheus_client, sklearn.datasets, subprocess, tempfile, torch, typer, uvicorn
         for name in {POSIX_ONLY}:
             sys.modules[name] = None
         for module, names in ((os, ["sched_getaffinity", "fork", "getuid", "geteuid"]), (signal, ["pthread_sigmask"])):

@@ -18,7 +18,7 @@ from offsupport.testing.case import all_same_bits, promise_same_state, run, same
 
 HALF = [torch.float16, torch.bfloat16]
 NORMS_ALONE = ("source", "bn", "tent", "eata", "sar", "minimal", "lame", "t3a", "rotta", "note", "rdumb", "roid", "cmf")
-NORMS_ALONE += ("deyo", "petta", "rpl", "neo", "foa")
+NORMS_ALONE += ("deyo", "petta", "rpl", "neo", "foa", "auto")
 EPISODIC = {"memo": {"copies": 2}, "mae-ttt": {"steps": 1, "masks": 2}, "mae-ttt+em": {"steps": 1, "masks": 2}}
 OPEN = {"tent": {}, "eata": {"margin": 2.0}, "sar": {"margin": 2.0, "reset_below": 0.0}}
 """So that no sample is left out and nothing is reset."""

@@ -108,6 +108,8 @@ class Adapter(Lifecycle, abc.ABC):
     """Whether the order of the images does it no harm, so that a sorted stream is no cause for alarm."""
     counts_itself: ClassVar[bool] = False
     """Whether its step counts the batch by :meth:`serve`, so that nobody else needs to."""
+    steps_at_will: ClassVar[bool] = False
+    """Whether it leaves steps out where it sees no reason for them."""
     source_shapes: ClassVar[dict[str, str]] = {}
     """The source statistics it reads, with a letter for each side of them: equal letters are equal lengths."""
 

@@ -199,8 +199,8 @@ def require_identity(adapter: Lifecycle, saved: Mapping[str, Any], where: str) -
 
 def _unsaid(config: MethodConfig, saved: Any) -> Any:
     """Return saved hyper-parameters with the defaults of those that came later than the file."""
-    later = (field for field in dataclasses.fields(config) if field.name in ("statistics", "rate"))
-    return {**{field.name: field.default for field in later}, **saved} if isinstance(saved, Mapping) else saved
+    # Such a hyper-parameter had no effect when the file was written: it is at its default.
+    return {**to_dict(type(config)()), **saved} if isinstance(saved, Mapping) else saved
 
 
 def save(adapter: Lifecycle, path: Path | str) -> None:

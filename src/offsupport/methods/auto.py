@@ -95,6 +95,7 @@ class Auto(Adapter):
     config: AutoConfig
     any_order: ClassVar[bool] = True
     counts_itself: ClassVar[bool] = True
+    steps_at_will: ClassVar[bool] = True
     watches: ClassVar[int] = WATCHED
     source_shapes: ClassVar[dict[str, str]] = {"law": "K"}
 
@@ -188,12 +189,18 @@ class Auto(Adapter):
             leaves = {name: weight.detach().requires_grad_(learns) for name, weight in self._weights().items()}
             logits = self.network(x, leaves)
         if learns:
-            loss = -mutual_information(as_rows(logits))
-            require_finite_loss(loss)
-            self.passes["backward"] += 1
-            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-            self._follow(torch.cat([gradient.flatten() for gradient in found]), min(1.0, len(x) / BATCH))
+            try:
+                self._learn(-mutual_information(as_rows(logits)), leaves, min(1.0, len(x) / BATCH))
+            except StepRejected as rejected:
+                self.count(rejected.event)  # the predictions stand: they were made before the step
         return logits.detach()
+
+    def _learn(self, loss: Tensor, leaves: dict[str, Tensor], length: float) -> None:
+        """Let the bold weights follow the gradient of a loss."""
+        require_finite_loss(loss)
+        self.passes["backward"] += 1
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        self._follow(torch.cat([gradient.flatten() for gradient in found]), length)
 
     def _follow(self, gradient: Tensor, length: float) -> None:
         """Take one step of SGD with momentum, and pull the weights back to the source a little."""
@@ -224,6 +231,7 @@ class Auto(Adapter):
         shares = [as_rows(self.predict(x)).softmax(1).mean(0) for x in batches]
         return {"law": torch.stack(shares).mean(0)} if shares else {}
 
+    @torch.inference_mode(False)
     def tune(self, x: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
         """Return how much the bold prediction should count, by simulated shifts.
 

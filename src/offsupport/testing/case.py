@@ -59,8 +59,9 @@ class Case:
 
     @property
     def steps(self) -> bool:
-        """Whether the method changes parameters at all."""
-        return "lr" in METHODS[self.method].config_class.__dataclass_fields__
+        """Whether the method is sure to change parameters."""
+        method = METHODS[self.method]
+        return "lr" in method.config_class.__dataclass_fields__ and not method.steps_at_will
 
     @property
     def still(self) -> dict[str, float]:
