@@ -10,7 +10,8 @@ and seconds from the cells and memory from results/memory.json; ``gates`` has th
 constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has
 its lines, with ``: NAMES`` behind it those that begin with one of the names.
 ``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels,
-``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- paper_cost hours -->`` GPU hours, and ``<!-- method table -->`` the methods of the registry.
+``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- paper_cost hours -->`` GPU hours, and
+``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -21,6 +22,7 @@ import json
 import re
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +61,9 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
         group, _, methods = what.partition(": ")
         if (name, group) == ("method", "table"):
             return before + "".join(f"{line}\n" for line in _methods()) + after
-        if (name, group) == ("estimate", "streams"):
-            summary = json.loads((results / "estimate.json").read_text())["summary"]
-            return before + "".join(f"{line}\n" for line in _estimates(summary)) + after
-        if (name, group) == ("changing_stream", "errors"):
-            errors = json.loads((results / "changing_stream.json").read_text())["errors"]
-            heads = ["error, %", *next(iter(errors.values()))]
-            body = [[f"`{method}`", *(f"{value:.1f}" for value in each.values())] for method, each in errors.items()]
-            return before + "".join(f"{line}\n" for line in _markdown(heads, body)) + after
-        if (name, group) == ("norm_statistics", "streams"):
-            summary = json.loads((results / "norm_statistics.json").read_text())["summary"]
-            return before + "".join(f"{line}\n" for line in _statistics(summary)) + after
-        if group == "hours":
+        if (name, group) in OF_ONE_FILE:
             payload = json.loads((results / f"{name}.json").read_text())
-            return before + "".join(f"{line}\n" for line in _hours(payload)) + after
+            return before + "".join(f"{line}\n" for line in OF_ONE_FILE[name, group](payload)) + after
         if not (results / name / f"{name}.json").is_file():
             return found.group()  # a table of something else
         payload = stored(results / name)
@@ -307,6 +298,21 @@ def _hours(payload: dict[str, Any]) -> list[str]:
     ]
     whole = [f"all: {payload['all']:.1f}", "", *(f"{total:.1f}" for total in totals.values())]
     return _markdown(["GPU hours", "passes", *totals], [*body, whole])
+
+
+def _stages(payload: dict[str, Any]) -> list[str]:
+    """Return the errors of methods by the stages of a stream."""
+    errors = payload["errors"]
+    body = [[f"`{method}`", *(f"{value:.1f}" for value in each.values())] for method, each in errors.items()]
+    return _markdown(["error, %", *next(iter(errors.values()))], body)
+
+
+OF_ONE_FILE: dict[tuple[str, str], Callable[[dict[str, Any]], list[str]]] = {
+    ("estimate", "streams"): lambda payload: _estimates(payload["summary"]),
+    ("changing_stream", "errors"): _stages,
+    ("norm_statistics", "streams"): lambda payload: _statistics(payload["summary"]),
+    ("paper_cost", "hours"): _hours,
+}
 
 
 def _candidates(rows: list[dict[str, Any]]) -> list[str]:
