@@ -30,7 +30,7 @@ import offsupport
 from offsupport.core.progress import progress
 from offsupport.data import STANDARD, corrupt, load
 from offsupport.diagnosis import ModelDiagnosis
-from offsupport.diagnosis.network import REGIMES
+from offsupport.diagnosis.network import REGIMES, KnownSource
 from offsupport.studies.models import source_model
 from offsupport.theory import rank_correlation
 
@@ -117,15 +117,15 @@ def corruption_cells(
     pixels = (255 * x).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     shifts = [(block, severity) for block in BLOCKS for severity in SEVERITIES]
     changed = [corrupt(pixels, corruption, severity=severity, block=block) for block, severity in shifts]
-    shifted = torch.from_numpy(np.concatenate(changed)).permute(0, 3, 1, 2).float() / 255
-    found = offsupport.diagnose_model(model, source, shifted)
-    with torch.no_grad():
-        predicted = torch.cat([model(part).argmax(1) for part in shifted.split(64)])
-    return [
-        {"corruption": corruption, "block": block, "severity": severity}
-        | cell(found, slice(i * len(x), (i + 1) * len(x)), shifted, x, predicted, y)
-        for i, (block, severity) in enumerate(shifts)
-    ]
+    # Each shift by itself: images are judged in the company they come in.
+    known, made = KnownSource(model, source), []
+    for (block, severity), images in zip(shifts, changed, strict=True):
+        shifted = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+        with torch.no_grad():
+            predicted = torch.cat([model(part).argmax(1) for part in shifted.split(64)])
+        numbers = cell(known.judge(shifted), slice(None), shifted, x, predicted, y)
+        made.append({"corruption": corruption, "block": block, "severity": severity} | numbers)
+    return made
 
 
 def cell(

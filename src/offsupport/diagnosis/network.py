@@ -236,7 +236,7 @@ def _look(model: nn.Module, x: Tensor) -> _Seen:
         with capture_input(head) as given, capture_moments(model) as moments:
             model(part)
         # What a model returns may be anything; the classifier gives logits.
-        out = head(given[-1]).float().cpu()
+        out = head(given[-1].to(next(head.parameters()).dtype)).float().cpu()
         out = out.flatten(1, -2).mean(1) if out.dim() > 2 else out
         # Layers that see each image more than once (windows of a transformer, say) cannot be told apart by image.
         usable = [layer.float().cpu() for layer in moments if len(layer) == len(part)]

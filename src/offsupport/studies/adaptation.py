@@ -170,11 +170,10 @@ def _text(warning: warnings.WarningMessage) -> str:
 
 def adapter_of(config: AdaptConfig, model: nn.Module, place: Place, *, trusted: bool = True) -> Adapter:
     """Wrap the model; a method that can use source statistics gets them from the clean data."""
-    from offsupport.engine.registry import method_config
     from offsupport.methods import METHODS, adapt
 
     stats = None
-    moments = method_config(config.method, config.preset, config.hyper).wants_moments
+    moments = config.hyper.get("statistics") == "minimal"
     if (moments or METHODS[config.method].info.source != "none") and config.source_images:
         stats = stats_of(config, model, place, labelled=METHODS.plain(config.method) in LABELLED)
     options: dict[str, Any] = {"preset": config.preset, "source": stats, "seed": config.seed, "trusted": trusted}
