@@ -10,7 +10,7 @@ from offsupport.functional import wilson
 from offsupport.results import below
 from offsupport.results.intervals import Estimate
 from offsupport.studies import TABLES, TableOptions
-from offsupport.studies.adaptation import labelled_methods
+from offsupport.studies.adaptation import our_methods
 from offsupport.studies.errors import below_claims, below_each, error_rows
 from offsupport.studies.ours import ablation
 
@@ -114,15 +114,15 @@ def test_table2_grid():
     assert len(cells) == len(set(cells)) == 15 * 2 * 2
     assert {cell.config["method"] for cell in cells} == {"bn", "source"}
     assert {cell.config["seed"] for cell in cells} == {0, 1}
-    assert len(TABLE2.cells("smoke", TableOptions())) == 15 * (11 + len(labelled_methods()))
+    assert len(TABLE2.cells("smoke", TableOptions())) == 15 * (11 + len(our_methods()))
 
 
 def test_table2_at_small_scale_shows_both_statistics():
     cells = TABLE2.cells("small", TableOptions())
     seeds = 6 * 3 + 6  # methods with three seeds, and with one
     others = [cell for cell in cells if cell.config["hyper"]]
-    assert len(cells) == len(set(cells)) == 15 * (seeds + 2 + len(labelled_methods()))
-    assert {c.config["method"] for c in cells if c.config["source_split"] == "held-out"} == set(labelled_methods())
+    assert len(cells) == len(set(cells)) == 15 * (seeds + 2 + len(our_methods()))
+    assert {c.config["method"] for c in cells if c.config["source_split"] == "held-out"} == set(our_methods())
     assert {c.config["preset"] for c in cells} == {"cifar10-small"}
     assert {(c.config["method"], c.config["hyper"]["score_stats"]) for c in others} == {
         ("ttac", "running"), ("tesla", "running"),

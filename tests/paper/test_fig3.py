@@ -5,7 +5,7 @@ import pytest
 from record_maker import make_record
 
 from offsupport.studies import TABLES, TableOptions
-from offsupport.studies.adaptation import labelled_methods
+from offsupport.studies.adaptation import our_methods
 from offsupport.studies.paper.fig3 import BLOCKS, SEVERITIES
 
 FIG3 = TABLES["fig3"]
@@ -29,7 +29,7 @@ def verdicts(sparse, dense):
 
 def test_every_block_meets_every_severity_on_the_same_images():
     cells = FIG3.cells("smoke", TableOptions())
-    methods = {"source", "tent", *labelled_methods()}
+    methods = {"source", "tent", *our_methods()}
     assert {cell.config["method"] for cell in cells} == methods
     assert len(cells) == len(set(cells)) == len(methods) * len(BLOCKS) * 10
     assert {cell.config["corruption"] for cell in cells} == {"impulse_noise"}

@@ -30,8 +30,8 @@ UNSAID = {"shard": None, "device": "cpu"}
 """Settings that a cell leaves out where they have these values."""
 SOURCE_BATCH = 64
 """Source images come in batches of at least this size, however few target images come at once."""
-LABELLED = ("minimal", "auto")
-"""Methods whose source statistics are made with labels."""
+OURS = ("minimal", "auto")
+"""Methods of ours: tables give them clean images that the network was not trained on."""
 CALIBRATION: dict[str, Any] = {"source_images": 500, "source_split": "held-out"}
 """What tables give such a method, where it is known what the network was not trained on."""
 LEAK = "A leak: {method} took its source statistics from the clean twins of the images it is scored on."
@@ -175,16 +175,16 @@ def adapter_of(config: AdaptConfig, model: nn.Module, place: Place, *, trusted: 
     stats = None
     moments = config.hyper.get("statistics") == "minimal"
     if (moments or METHODS[config.method].info.source != "none") and config.source_images:
-        stats = stats_of(config, model, place, labelled=METHODS.plain(config.method) in LABELLED)
+        stats = stats_of(config, model, place, labelled=METHODS[config.method].watches > 1)
     options: dict[str, Any] = {"preset": config.preset, "source": stats, "seed": config.seed, "trusted": trusted}
     return adapt(model, config.method, **options, **config.hyper)
 
 
-def labelled_methods() -> list[str]:
-    """Return which of :data:`LABELLED` there are."""
+def our_methods() -> list[str]:
+    """Return which of :data:`OURS` there are."""
     from offsupport.methods import METHODS
 
-    return [name for name in LABELLED if name in METHODS]
+    return [name for name in OURS if name in METHODS]
 
 
 def stats_of(config: AdaptConfig, model: nn.Module, place: Place, *, labelled: bool) -> SourceStats:

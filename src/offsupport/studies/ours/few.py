@@ -13,7 +13,7 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.data import STANDARD
 from offsupport.results.rows import Claim, Row, below
-from offsupport.studies.adaptation import CALIBRATION, LABELLED, AdaptConfig, labelled_methods
+from offsupport.studies.adaptation import CALIBRATION, OURS, AdaptConfig, our_methods
 from offsupport.studies.errors import Part, difference, error_row, parts_of
 from offsupport.studies.ours.ablation import CORRUPTIONS
 from offsupport.studies.paper.fig3 import SUPERVISED
@@ -44,7 +44,7 @@ def _fixed(scale: str) -> dict[str, Any]:
 def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells: methods x numbers of images; one cell goes through all corruptions."""
     fixed, (few, every) = _fixed(scale), IMAGES[scale]
-    own = (*METHODS, "tttpp") if scale == "paper" else (*METHODS, *labelled_methods())
+    own = (*METHODS, "tttpp") if scale == "paper" else (*METHODS, *our_methods())
     columns: list[tuple[Literal["episodic", "online"], int, int]] = [("episodic", n, few) for n in NUMBERS]
     return [
         AdaptConfig(
@@ -54,7 +54,7 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
             limit=limit,
             seed=seed,
             **fixed,
-            **(CALIBRATION if scale == "small" and method in LABELLED else {}),
+            **(CALIBRATION if scale == "small" and method in OURS else {}),
         ).cell()
         for seed in range(options.seeds or 1)
         for method in options.methods or own

@@ -14,7 +14,7 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.results.intervals import Estimate
 from offsupport.results.rows import Claim, Row, below, shifted
-from offsupport.studies.adaptation import CALIBRATION, LABELLED, labelled_methods
+from offsupport.studies.adaptation import CALIBRATION, OURS, our_methods
 from offsupport.studies.errors import Part, difference, error_row, estimate, parts_of
 from offsupport.studies.grids import expand
 from offsupport.studies.published import fixed_settings
@@ -46,11 +46,11 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
     axes = {"block": BLOCKS, "severity": SEVERITIES, "seed": range(options.seeds or 1)}
     fixed = {"corruption": "impulse_noise", **_fixed(scale)}
     ours = CALIBRATION if scale == "small" else {}
-    methods = options.methods or (METHODS if scale == "paper" else (*METHODS, *labelled_methods()))
+    methods = options.methods or (METHODS if scale == "paper" else (*METHODS, *our_methods()))
     return [
         cell
         for method in methods
-        for cell in expand({"method": [method], **axes}, **fixed, **(ours if method in LABELLED else {}))
+        for cell in expand({"method": [method], **axes}, **fixed, **(ours if method in OURS else {}))
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from offsupport.bench.cell import Cell
 from offsupport.data import STANDARD
-from offsupport.studies.adaptation import CALIBRATION, LABELLED, AdaptConfig, labelled_methods
+from offsupport.studies.adaptation import CALIBRATION, OURS, AdaptConfig, our_methods
 from offsupport.studies.errors import Printed, below_claims, error_rows, row_name
 from offsupport.studies.grids import expand
 from offsupport.studies.published import SETTINGS, fixed_settings
@@ -95,7 +95,7 @@ def _seeds(options: TableOptions) -> range:
 
 def _smoke(options: TableOptions) -> list[Cell]:
     # A network trained on the spot has no projection head, which tttpp needs.
-    methods = options.methods or [*(method for method in METHODS if method != "tttpp"), *labelled_methods()]
+    methods = options.methods or [*(method for method in METHODS if method != "tttpp"), *our_methods()]
     axes = {"method": methods, "corruption": STANDARD, "seed": range(options.seeds or 1)}
     return expand(axes, dataset="digits-c", severity=5, protocol="online", model="digits-small", batch_size=128)
 
@@ -112,11 +112,11 @@ def _cells(fixed: Mapping[str, Any], options: TableOptions, seed: int) -> list[C
 def _methods(fixed: Mapping[str, Any]) -> list[str]:
     # The published network on ImageNet has no projection head either.
     published = [method for method in METHODS if method != "tttpp" or fixed["dataset"] != "imagenet-c"]
-    return [*published, *(labelled_methods() if fixed["model"] == MODEL else [])]
+    return [*published, *(our_methods() if fixed["model"] == MODEL else [])]
 
 
 def _calibration(method: str, fixed: Mapping[str, Any]) -> Mapping[str, Any]:
-    return CALIBRATION if method in LABELLED and fixed["model"] == MODEL else {}
+    return CALIBRATION if method in OURS and fixed["model"] == MODEL else {}
 
 
 def _running_statistics(fixed: Mapping[str, Any], options: TableOptions, methods: Sequence[str]) -> list[Cell]:
