@@ -54,7 +54,7 @@ CASES = {
 # suite, through a sixth of them each: every method meets every network, and other checks on each.
 HEAVY = {"memo": {"group_norm"}, "tesla": {"batch_norm", "layer_norm"}, "tesla-s": {"batch_norm"}}
 # What mae-ttt has, mae-ttt+em has too: each of its steps is one of mae-ttt and then some of entropy.
-HEAVY |= {"mae-ttt": set(), "mae-ttt+em": {"mae"}}
+HEAVY |= {"mae-ttt": set(), "mae-ttt+em": {"mae"}, "auto": {"batch_norm", "layer_norm"}}
 
 
 def promises():

@@ -234,7 +234,7 @@ def test_every_preset_builds(method, preset):
 def test_list_methods():
     names = offsupport.list_methods()
     assert {"ttac", "tttpp"} <= set(names)
-    assert names[:4] == ["source", "bn", "tent", "shot"]
+    assert names[:4] == ["auto", "minimal", "source", "bn"]
     cards = offsupport.list_methods(details=True)
     assert [card.name for card in cards] == names
     assert all(card.summary and card.adapts and card.scored and card.single for card in cards)
