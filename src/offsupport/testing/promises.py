@@ -518,7 +518,8 @@ def check_memory(case: Case, batches: int = 300) -> None:
     """A long stream costs no more memory than a short one."""
     adapter = case.wrap(window=24)
     x = stream(4, size=16)
-    warm_up = max(batches // 3, 20)
+    # What is looked at now and then fills up the slower.
+    warm_up = max(batches // 3, 20) * adapter.watches
     run(adapter, (x[i % 4] for i in range(warm_up)))
     tensors, resident = _tensor_bytes(), [_resident_bytes()]
     part = batches // 4
