@@ -108,7 +108,7 @@ def test_large_diverse_batches_in_random_order_are_stepped_on(stats):
 
 def test_a_sorted_stream_is_predicted_as_minimal_does(stats):
     x, y = toy_images(512, seed=3)
-    batches = x[y.argsort(stable=True)].split(64)
+    batches = [x[y == k][:64] for k in range(4)]
     adapted = bold(source=stats)
     minimal = offsupport.adapt(NETWORKS["batch_norm"](), "minimal", source=as_minimal(stats))
     assert all_same_bits(run(adapted, batches), run(minimal, batches))

@@ -55,6 +55,25 @@ def moments_at(net, x, statistics):
     return torch.cat([forward(each[None]) for each in x]), seen
 
 
+def settled_at(net, x, settle):
+    """Run all images layer by layer, each of which asks what to normalise by; return the logits."""
+    place, z = 0, x
+    for layer in net:
+        if isinstance(layer, BATCH_NORM):
+            rows = z.flatten(2) if z.dim() > 2 else z[..., None]
+            mean, var = (
+                torch.tensor(v, dtype=torch.float64)
+                for v in settle(place, [[(float(r.mean()), float((r**2).mean())) for r in image] for image in rows])
+            )
+            shape = (1, -1) + (1,) * (z.dim() - 2)
+            z = (z - mean.view(shape)) / (var.view(shape) + layer.eps).sqrt()
+            z = z * layer.weight.view(shape) + layer.bias.view(shape)
+            place += 1
+        else:
+            z = layer(z)
+    return z
+
+
 def came_with(net):
     layers = [layer for layer in net if isinstance(layer, BATCH_NORM)]
     return [(layer.running_mean.tolist(), layer.running_var.tolist()) for layer in layers]
@@ -70,7 +89,7 @@ class Plain:
         labels, self.classes = rows.argmax(1).tolist(), logits.shape[1]
         self.law = [labels.count(k) / len(labels) for k in range(self.classes)]
         self.q, self.seen, self.squares, self.held, self.usual = list(self.law), 0, 0.0, [], 1.0
-        self.restarts = 0
+        self.restarts, self.faded, self.weight = 0, False, 0.0
         self.channels = []
         for place, layer in enumerate(seen):
             for c in range(len(layer[0])):
@@ -95,30 +114,49 @@ class Plain:
             "spread": math.sqrt(spread + least),
         }  # fmt: skip
 
-    def statistics(self):
-        if not self.seen:
-            return self.known
+    def without_classes(self, place, values, surplus):
+        """Less what a surplus of classes explains, where these values (pairs, by channel) speak for it at all."""
+        channels = [each["moment"] for each in self.channels if each["place"] == place]
+        taken = [[sum(s * m for s, m in zip(surplus, k["means"], strict=True)) for k in moment] for moment in channels]
+        told = sum(v[0] * t[0] / m[0]["within"] for v, t, m in zip(values, taken, channels, strict=True))
+        whole = sum(t[0] ** 2 / m[0]["within"] for t, m in zip(taken, channels, strict=True))
+        least = 1e-12 * len(channels)
+        belief = self.config.trust * min(1.0, max(0.0, 8 * told / max(whole, least)))
+        return [[a - belief * b for a, b in zip(v, t, strict=True)] for v, t in zip(values, taken, strict=True)]
+
+    def statistics_of(self, place):
         config, surplus = self.config, [a - b for a, b in zip(self.q, self.law, strict=True)]
+        channels = [each for each in self.channels if each["place"] == place]
+        shifts = self.without_classes(place, [each["R"] for each in channels], surplus)
         doubted = (1 - config.trust) ** 2 * sum(s**2 for s in surplus)
-        places = range(len(self.known))
-        shifts, scores = [], [[] for _ in places]
-        for each in self.channels:
-            taken = [sum(s * m for s, m in zip(surplus, k["means"], strict=True)) for k in each["moment"]]
-            shifts.append([r - config.trust * t for r, t in zip(each["R"], taken, strict=True)])
-            first = each["moment"][0]
-            chance = first["within"] * self.squares + first["between"] * doubted
-            scores[each["place"]].append(shifts[-1][0] ** 2 / chance)
-        found = [([], []) for _ in places]
-        for each, shift in zip(self.channels, shifts, strict=True):
-            score = sum(scores[each["place"]]) / len(scores[each["place"]])
-            doubt = config.doubt + config.wary * sum(s**2 for s in surplus)
-            share = 0.6 * max(0.0, 1 - doubt / score)
-            a, b = each["moment"][0]["clean"], each["moment"][1]["clean"]
-            target = a + share * shift[0], b + share * shift[1]
-            ratio = max((target[1] - target[0] ** 2) / (b - a**2), 0.05)
-            found[each["place"]][0].append(target[0] - (a - each["mean"]) * math.sqrt(ratio))
-            found[each["place"]][1].append(each["var"] * ratio)
+        scores = [
+            sum(
+                shift[k] ** 2 / (each["moment"][k]["within"] * self.squares + each["moment"][k]["between"] * doubted)
+                for each, shift in zip(channels, shifts, strict=True)
+            )
+            / len(channels)
+            for k in range(2)
+        ]
+        clean = [[moment["clean"] for moment in each["moment"]] for each in channels]
+        full = [
+            max((b + y - (a + x) ** 2) / (b - a**2), 0.001)
+            for (a, b), (x, y) in zip(clean, shifts, strict=True)
+        ]  # fmt: skip
+        lost = sum(math.log(each) for each in full) / len(full) + 1
+        found = ([], [])
+        for each, (a, b), (x, y), faded in zip(channels, clean, shifts, full, strict=True):
+            share = 0.6 * max(0.0, 1 - (config.doubt + config.wary * sum(s**2 for s in surplus)) / scores[0])
+            ratio = max((b + share * y - (a + share * x) ** 2) / (b - a**2), 0.05)
+            if place == 0 and lost < 0:
+                self.faded = True
+                share += (1 - math.exp(lost)) * (max(0.0, 1 - config.doubt / scores[1]) - share)
+                ratio = min(ratio, faded**share)
+            found[0].append(a + share * x - (a - each["mean"]) * math.sqrt(ratio))
+            found[1].append(each["var"] * ratio)
         return found
+
+    def statistics(self):
+        return [self.statistics_of(place) for place in range(len(self.known))] if self.seen else self.known
 
     def gather(self, logits, seen):
         self.held.append((logits, seen))
@@ -131,17 +169,26 @@ class Plain:
         """The median over layers of the mean squared distance of a group, less what its classes explain, by chance."""
         surplus = [s - q for s, q in zip(shares, self.q, strict=True)]
         doubted = (1 - self.config.trust) ** 2 * sum(s**2 for s in surplus)
-        of = [[] for _ in self.known]
-        for each in self.channels:
-            first = each["moment"][0]
-            bound, known = self.config.clip * first["spread"], first["clean"] + each["R"][0]
-            away = [max(-bound, min(bound, image[each["c"]][0] - known)) for image in seen[each["place"]]]
-            explained = sum(s * m for s, m in zip(surplus, first["means"], strict=True))
-            rest = sum(away) / images - self.config.trust * explained
-            of[each["place"]].append(
-                rest**2 / (first["within"] * (1 / images + self.squares) + first["between"] * doubted)
-            )
+        of = []
+        for place in range(len(self.known)):
+            moments = [each for each in self.channels if each["place"] == place]
+            away = [
+                [sum(self.clipped(each, k, [image[each["c"]][k] for image in seen[place]])) / images for k in range(2)]
+                for each in moments
+            ]
+            rest = self.without_classes(place, away, surplus)
+            chance = [
+                each["moment"][0]["within"] * (1 / images + self.squares) + each["moment"][0]["between"] * doubted
+                for each in moments
+            ]
+            of.append([r[0] ** 2 / c for r, c in zip(rest, chance, strict=True)])
         return sorted(sum(layer) / len(layer) for layer in of)[(len(of) - 1) // 2]
+
+    def clipped(self, each, k, values):
+        """How far values lie from what is known, each at most so far."""
+        moment = each["moment"][k]
+        bound, known = self.config.clip * moment["spread"], moment["clean"] + each["R"][k]
+        return [max(-bound, min(bound, value - known)) for value in values]
 
     def count(self, logits, seen):
         config, images = self.config, len(logits)
@@ -151,31 +198,49 @@ class Plain:
             if surprise > config.startle * max(1.0, self.usual):
                 self.seen, self.squares, self.usual = 0, 1 / config.prior, 1.0
                 self.restarts += 1
+                self.begin()
             else:
                 self.usual += 0.1 * (surprise - self.usual)
         fresh = config.haste * images
         gain = max(fresh / (config.prior + self.seen + fresh), 1 - (1 - 2 / config.memory) ** images)
         for each in self.channels:
-            for k, moment in enumerate(each["moment"]):
-                bound = config.clip * moment["spread"]
-                known = moment["clean"] + each["R"][k]
-                away = [max(-bound, min(bound, image[each["c"]][k] - known)) for image in seen[each["place"]]]
+            for k in range(2):
+                away = self.clipped(each, k, [image[each["c"]][k] for image in seen[each["place"]]])
                 each["R"][k] += gain * sum(away) / images
+        self.weight += gain * (1 - self.weight)
         self.q = [(1 - gain) * q + gain * s for q, s in zip(self.q, shares, strict=True)]
         self.squares = (1 - gain) ** 2 * self.squares + gain**2 / images
         self.seen += images
 
+    def begin(self):
+        """Remember what is known before the images to come."""
+        self.before, self.weight = ([list(each["R"]) for each in self.channels], list(self.q)), 0.0
+
+    def settle(self, place, seen):
+        """Count images anew, as a layer is given them when those before it have moved."""
+        for each, before in zip(self.channels, self.before[0], strict=True):
+            if each["place"] == place:
+                each["R"] = list(before)
+                fresh = [sum(self.clipped(each, k, [image[each["c"]][k] for image in seen])) for k in range(2)]
+                each["R"] = [b + self.weight * f / len(seen) for b, f in zip(before, fresh, strict=True)]
+        return self.statistics_of(place)
+
     def __call__(self, x):
-        logits, again = [], []
+        logits, poor, fine = [], False, 0
+        self.begin()
         for group in x.split(self.config.group):
             before = self.seen
             found, seen = moments_at(self.net, group, self.statistics())
             self.gather(found, seen)
             logits.append(found)
-            again += [(before < self.config.young or self.seen < before) and len(x) >= 8] * len(group)
+            poor = poor or before < self.config.young or self.seen < before
+            fine += 0 if poor else len(group)
         out = torch.cat(logits)
-        if any(again):
-            out[again] = moments_at(self.net, x[again], self.statistics())[0]
+        if poor and len(x) >= 8:
+            self.seen, self.held = self.seen + sum(len(each) for each, _ in self.held), []
+            out[fine:] = settled_at(self.net, x[fine:], self.settle)
+            shares = out[fine:].softmax(1).transpose(0, 1).flatten(1).mean(1).tolist()
+            self.q = [(1 - self.weight) * q + self.weight * s for q, s in zip(self.before[1], shares, strict=True)]
         return out
 
 
@@ -193,6 +258,19 @@ def test_the_plain_loop_gives_the_same(build):
         assert_close(adapted(x), plain(x), f"batch {seed}")
     assert plain.held, "images wait to be counted"
     assert adapted.shift()[1].max() > CONFIG.doubt
+
+
+@torch.no_grad()
+def test_a_loss_of_contrast_is_made_good_at_the_first_layer():
+    clean = images(60, seed=1)
+    net = made(network, clean)
+    stats = offsupport.source_stats(net, [clean], method="minimal")
+    adapted, plain = offsupport.adapt(net, "minimal", source=stats), Plain(net, clean, CONFIG)
+    stream = images(160, seed=2)
+    faded = stream.mean((0, 2, 3), keepdim=True).lerp(stream, 0.05)
+    for seed, x in enumerate(faded.split(40)):
+        assert_close(adapted(x), plain(x), f"batch {seed}")
+    assert plain.faded
 
 
 @torch.no_grad()

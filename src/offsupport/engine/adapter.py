@@ -546,7 +546,7 @@ class Adapter(Lifecycle, abc.ABC):
         except StepRejected as rejected:
             self.restore(before)
             self.count(rejected.event)
-            return self.serve(x) if self.statistics_policy.follows else self.without_step(x)
+            return self._counted_without_step(x) if self.statistics_policy.follows else self.without_step(x)
         except BaseException:
             self.restore(before)
             raise
@@ -567,6 +567,12 @@ class Adapter(Lifecycle, abc.ABC):
             return logits
         finally:
             self._pending = self._recorded = None
+
+    def _counted_without_step(self, x: Tensor) -> Tensor:
+        """Predict a batch as a step of length nothing would, and count it."""
+        if not self.counts_itself and self.statistics_policy.prepare(x, self._before_step):
+            return self.predict(x)
+        return self.serve(x)
 
     def _before_step(self, x: Tensor) -> Tensor:
         if self._unseen is not None and x is not self._unseen:

@@ -8,12 +8,15 @@ among them, because in a sorted stream they are not those of the source.
 
 One forward pass, no gradient. A group of images is predicted by what was known before it and then counted, so that the
 size of a batch hardly matters, and no image has a say in its own prediction. Single images are gathered to such groups,
-smaller ones at the start: the statistics move once per group.
+smaller ones at the start: the statistics move once per group. Where too little was known, at the start and after an
+abrupt change, a batch is predicted once more, and layer after layer settles on what it is given when those before it
+have moved: moments that were met with other statistics in force would have every layer repair the same shift again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -33,6 +36,12 @@ MOMENT_SHAPES = {"clean": "MC", "spread": "MC", "law": "K"}
 """What is always known of clean images, where anything is: a letter for each side."""
 FLAT = 0.05
 """A variance never falls below this share of the source's: dividing by less would blow up noise."""
+FADED = 0.001
+"""The same for the first layer, which sees the contrast of the pictures themselves."""
+SPOKEN_FOR = 8.0
+"""A layer believes in a surplus of classes where at least one part in so many of what it would do is in the shift."""
+EVERY = slice(None)
+"""All channels of all layers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +55,7 @@ class MinimalConfig(MethodConfig):
     wary: float = 16.0
     """How much that grows where a few classes fill the stream: times the squared surplus of their shares."""
     startle: float = 3.0
-    """A group of images that lies so many times further off than groups usually do begins anew; inf: never."""
+    """A group of images that lies so many times further off than groups usually do begins anew."""
     trust: float = 0.9
     """How far predictions are believed when the moments of their classes are taken out of the shift."""
     prior: float = 16.0
@@ -60,7 +69,7 @@ class MinimalConfig(MethodConfig):
     group: int = 16
     """Images that are predicted together; the next group knows of them."""
     young: int = 64
-    """Images of a batch that were predicted when fewer than this had been seen are predicted once more."""
+    """From the first image on that was predicted when fewer than this had been seen a batch is predicted once more."""
 
     def __post_init__(self) -> None:
         require("amount", self.amount is None or 0 <= self.amount <= 1, "in [0, 1]")
@@ -115,6 +124,15 @@ class Reference:
         )
 
 
+@dataclasses.dataclass
+class Counted:
+    """What was known before the images of a batch, and how much they count in what is known by now."""
+
+    shift: Tensor
+    classes: Tensor
+    weight: float = 0.0
+
+
 class MinimalStatistics(CountedStatistics):
     """Follows the moments of the stream; moves away from the source as far as chance and classes do not explain them.
 
@@ -144,6 +162,7 @@ class MinimalStatistics(CountedStatistics):
         self.reference = Reference.of(self.known, self.found)
         self._most = self._caution * self.config.clip * self.reference.spread[:, None]
         self._least = -self._most
+        self._counted: Counted | None = None
 
     def initial_memory(self) -> dict[str, Tensor]:
         """Remember the shift of the moments, the classes seen, and how many images that rests on."""
@@ -219,6 +238,48 @@ class MinimalStatistics(CountedStatistics):
         """Half of everything where strangers may have sent the images."""
         return 1.0 if self.trusted else 0.5
 
+    # One batch -------------------------------------------------------------------------------------------------------
+
+    def serve(self, x: Tensor, predict: Predict) -> Tensor:
+        """Predict group by group, each by what was known before it; where that was too little, let layers settle."""
+        self._counted = Counted(self.memory["shift"], self.memory["classes"])
+        try:
+            return super().serve(x, predict)
+        finally:
+            self._counted = None
+
+    def _predict_again(self, x: Tensor, predict: Predict, counted: Tensor) -> Tensor:
+        """Predict images again, and count them anew as they look when the layers before have moved."""
+        before = self._counted
+        if before is None or not before.weight:
+            return predict(x)
+        shift, known = self.memory["shift"].clone(), self.reference.clean + before.shift
+        whole = bool(counted.all())
+
+        def settle(place: slice, moments: Tensor) -> tuple[Tensor, Tensor]:
+            moments = moments if whole else moments[:, counted]
+            away = (moments - known[:, None, place]).clamp(self._least[..., place], self._most[..., place]).mean(1)
+            shift[:, place] = before.shift[:, place] + before.weight * away
+            mean, var = self.moved(shift, place)
+            return mean, var
+
+        with self.norm_statistics.settling(settle):
+            logits = predict(x)
+        shares = as_rows(logits if whole else logits[counted]).softmax(1).mean(0)
+        if math.isfinite(float(shift.sum() + shares.sum())):
+            classes = before.classes if before.classes.numel() else self._law(shares)
+            # Those of the batch that wait for others are among them.
+            seen, squares = self.memory["evidence"].tolist()
+            self.memory.update(
+                {
+                    "shift": shift,
+                    "classes": classes.lerp(shares.to(classes), before.weight),
+                    "evidence": torch.tensor([seen + self.waiting(), squares], dtype=torch.float64),
+                    "gathered": torch.empty(0, device=shift.device),
+                }
+            )
+        return logits
+
     # The mathematics -------------------------------------------------------------------------------------------------
 
     def _count(self, moments: Tensor, shares: Tensor) -> None:
@@ -246,12 +307,14 @@ class MinimalStatistics(CountedStatistics):
             if surprise > self.config.startle * max(1.0, usual):
                 # An abrupt change: what was learnt before it would only be in the way.
                 seen, squares, usual = 0.0, 1 / self.config.prior, 1.0
+                self._counted = Counted(self.memory["shift"], self.memory["classes"]) if self._counted else None
             else:
                 usual += 0.1 * (surprise - usual)
         fresh = self.config.haste * images
         gain = max(fresh / (self.config.prior + seen + fresh), 1 - (1 - 2 / self.config.memory) ** images)
-        law = torch.full_like(shares, 1 / len(shares)) if self.reference.law is None else self.reference.law
-        classes = self.memory["classes"] if self.memory["classes"].numel() else law
+        if self._counted:
+            self._counted.weight += gain * (1 - self._counted.weight)
+        classes = self.memory["classes"] if self.memory["classes"].numel() else self._law(shares)
         self.memory.update(
             {
                 "shift": self.memory["shift"] + gain * away,
@@ -264,71 +327,120 @@ class MinimalStatistics(CountedStatistics):
             }
         )
 
+    def _law(self, shares: Tensor) -> Tensor:
+        """Return the shares of the classes among clean images, (K,)."""
+        return torch.full_like(shares, 1 / len(shares)) if self.reference.law is None else self.reference.law
+
     def _surprise(self, images: int, shares: Tensor, away: Tensor, squares: float) -> float:
         """Return how far a group lies from what is known, in units of chance: about 1, whatever the shift.
 
         The median over layers: one layer may be surprised by anything.
         """
         reference, surplus = self.reference, shares.to(away) - self.memory["classes"]
-        away, doubted = self._without_classes(away, surplus)
-        chance = reference.within * (1 / images + squares) + reference.between * doubted
+        away = self._without_classes(away, surplus)
+        chance = reference.within * (1 / images + squares) + reference.between * self._doubted(surplus)
         return float(self._by_layer(away[0].square() / chance[0]).median())
 
     def _moved(self) -> Tensor:
         return self.moved()
 
-    def moved(self, total: Tensor | None = None) -> Tensor:
-        """Return the means and variances to normalise by, (2, channels), for what is known or another shift."""
-        shift, score = self.shift(total)
+    def moved(self, total: Tensor | None = None, place: slice = EVERY) -> Tensor:
+        """Return the means and variances to normalise by, (2, channels), for what is known or another shift.
+
+        Those of all layers side by side, or those of the layer whose channels stand in ``place``.
+        """
+        shift, score = self.shift(total, place)
         if score is None:
-            return self.known
+            return self.known[:, place]
         least = 0.6 if self.found else 0.25
         amount = least if self.config.amount is None else self.config.amount
-        share = self._caution * amount * self.gate(total)[self.layer]
-        clean = self.reference.clean
-        target = clean + share * shift
-        var_clean = (clean[1] - clean[0].square()).clamp(min=1e-12)
-        ratio = ((target[1] - target[0].square()) / var_clean).clamp(min=FLAT)
-        mean, var = self.known
+        gate = self._gate(score)
+        share = self._caution * amount * (gate[self.layer] if place == EVERY else gate.expand_as(shift[0]))
+        clean, (mean, var) = self.reference.clean[:, place], self.known[:, place]
+        ratio = _variance(clean + share * shift) / _variance(clean)
+        ratio = ratio.clamp(min=FLAT)
+        if place == EVERY or not place.start:
+            share, ratio = self._undo_fading(shift, share, ratio)
         # The layer was trained to subtract `mean`, not the clean mean: the difference shrinks or grows with the rest.
-        return torch.stack([target[0] - (clean[0] - mean) * ratio.sqrt(), var * ratio])
+        return torch.stack([clean[0] + share * shift[0] - (clean[0] - mean) * ratio.sqrt(), var * ratio])
 
-    def gate(self, total: Tensor | None = None) -> Tensor:
+    def _undo_fading(self, shift: Tensor, share: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
+        """Return shares and ratios of variances, those of the first layer for a loss of contrast that is made good.
+
+        Part of the way back is not enough there: a tenth of the variance, moved by half, is five times too much. No
+        class looks like that, and before the first layer nothing has moved that could have brought it about.
+        """
+        first = slice(0, int((self.layer == 0).sum()))
+        clean, shift = self.reference.clean[:, first], shift[:, first]
+        full = (_variance(clean + shift) / _variance(clean)).clamp(min=FADED)
+        lost = float(full.log().mean()) + 1  # what a third of the variance explains is nothing out of the way
+        if lost >= 0:
+            return share, ratio
+        score = float((shift[1].square() / self._chance(first)[1]).mean())
+        plain = self._caution * max(0.0, 1 - self.config.doubt / score) if score > 0 else 0.0
+        nearer = share[first].lerp(torch.full_like(share[first], plain), 1 - math.exp(lost))
+        share, ratio = share.clone(), ratio.clone()
+        share[first], ratio[first] = nearer, torch.minimum(ratio[first], full.pow(nearer))
+        return share, ratio
+
+    def gate(self) -> Tensor:
         """Return for each layer how plainly it is shifted: 0 where chance and classes would explain it, 1 far off."""
-        score = self.shift(total)[1]
-        if score is None:
-            return torch.zeros(int(self.layer[-1]) + 1, device=self.layer.device)
+        score = self.shift()[1]
+        return torch.zeros(int(self.layer[-1]) + 1, device=self.layer.device) if score is None else self._gate(score)
+
+    def _gate(self, score: Tensor) -> Tensor:
         # Where a few classes fill the stream, what is wrong about them is taken for a shift.
         doubt = self.config.doubt + self.config.wary * float(self._surplus().square().sum())
         return (1 - doubt / score.clamp(min=1e-12)).clamp(min=0)
 
-    def shift(self, total: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def shift(self, total: Tensor | None = None, place: slice = EVERY) -> tuple[Tensor, Tensor | None]:
         """Return the shift of the moments that the classes seen do not explain, and the score of each layer.
 
         A score is the mean square of a layer's shifts in units of what chance and classes would give: about 1 on clean
         images. None before the first image. The shift of all moments is what is remembered, or else ``total``.
         """
-        shift, reference = self.memory["shift"] if total is None else total, self.reference
+        shift = (self.memory["shift"] if total is None else total)[:, place]
         if not self.memory["classes"].numel():
             return shift, None
-        shift, doubted = self._without_classes(shift, self._surplus())
-        chance = reference.within * float(self.memory["evidence"][1]) + reference.between * doubted
-        return shift, self._by_layer(shift[0].square() / chance[0])
+        shift = self._without_classes(shift, self._surplus(), place)
+        return shift, self._by_layer(shift[0].square() / self._chance(place)[0], place)
+
+    def _chance(self, place: slice) -> Tensor:
+        """Return the variance of the shift that chance and doubt about classes would give, (2, channels)."""
+        within, between = self.reference.within[:, place], self.reference.between[:, place]
+        return within * float(self.memory["evidence"][1]) + between * self._doubted(self._surplus())
 
     def _surplus(self) -> Tensor:
         """Return by how much the share of each class exceeds that among clean images, (K,)."""
         classes, law = self.memory["classes"], self.reference.law
         return classes - (1 / len(classes) if law is None else law)
 
-    def _without_classes(self, moments: Tensor, surplus: Tensor) -> tuple[Tensor, float]:
-        """Take what a surplus of classes (K,) explains out of moments; return with it what is still in doubt of it."""
-        doubted = float(surplus.square().sum())
-        if self.reference.class_means is None:
-            return moments, doubted
-        explained = torch.einsum("k,kmc->mc", surplus, self.reference.class_means)
-        return moments - self.config.trust * explained, doubted * (1 - self.config.trust) ** 2
+    def _doubted(self, surplus: Tensor) -> float:
+        """Return what is in doubt of a surplus of classes (K,), squared."""
+        rest = 1.0 if self.reference.class_means is None else 1 - self.config.trust
+        return rest**2 * float(surplus.square().sum())
 
-    def _by_layer(self, values: Tensor) -> Tensor:
-        """Return the mean of values (channels,) over the channels of each layer."""
+    def _without_classes(self, moments: Tensor, surplus: Tensor, place: slice = EVERY) -> Tensor:
+        """Take what a surplus of classes (K,) explains out of moments (2, channels)."""
+        if self.reference.class_means is None:
+            return moments
+        explained = torch.einsum("k,kmc->mc", surplus, self.reference.class_means[..., place])
+        # Predictions may all be of one class because the network is lost. Then the moments do not speak for that class,
+        # and taking it out would drive the statistics away from what they should be.
+        within = self.reference.within[0, place]
+        told = self._by_layer(moments[0] * explained[0] / within, place)
+        whole = self._by_layer(explained[0].square() / within, place)
+        belief = self.config.trust * (SPOKEN_FOR * told / whole.clamp(min=1e-12)).clamp(0, 1)
+        return moments - (belief[self.layer] if place == EVERY else belief) * explained
+
+    def _by_layer(self, values: Tensor, place: slice = EVERY) -> Tensor:
+        """Return the mean of values (channels,) over the channels of each layer, or of the one that stands there."""
+        if place != EVERY:
+            return values.mean(0, keepdim=True)
         layers = int(self.layer[-1]) + 1
         return values.new_zeros(layers).index_add(0, self.layer, values) / torch.bincount(self.layer, minlength=layers)
+
+
+def _variance(moments: Tensor) -> Tensor:
+    """Return the variance of first and second moments, (2, channels)."""
+    return (moments[1] - moments[0].square()).clamp(min=1e-12)

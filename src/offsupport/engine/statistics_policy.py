@@ -129,7 +129,7 @@ class CountedStatistics(FollowedStatistics):
     group: int = 16
     """Images that are predicted together; the next group knows of them."""
     young: int = 64
-    """Images of a batch that were predicted when fewer than this had been seen are predicted once more."""
+    """From the first image on that was predicted when fewer than this had been seen a batch is predicted once more."""
 
     def start(self, model: nn.Module) -> None:
         """Learn from ``model`` what it came with."""
@@ -183,18 +183,21 @@ class CountedStatistics(FollowedStatistics):
 
     def serve(self, x: Tensor, predict: Predict) -> Tensor:
         """Predict group by group, each by what was known before it; where that was too little, predict once more."""
-        logits, again = [], []
+        logits, poor, fine = [], False, 0
         for group in self._groups(x):
             before = self.now.images
             logits.append(self._predict_and_count(group, predict))
             # After an abrupt change fewer images count than before: the group was predicted by what no longer holds.
-            poor = before < self.young or self.now.images < before
-            again += [poor and len(x) >= COMPANY] * len(group)
+            poor = poor or before < self.young or self.now.images < before
+            fine += 0 if poor else len(group)
         found = torch.cat(logits) if len(logits) > 1 else logits[0]
-        if any(again):
-            rows = torch.tensor(again, device=x.device)
-            found[rows] = predict(x if all(again) else x[rows])
+        if poor and len(x) >= COMPANY:
+            found[fine:] = self._predict_again(x[fine:] if fine else x, predict, finite_rows(found[fine:]))
         return found
+
+    def _predict_again(self, x: Tensor, predict: Predict, counted: Tensor) -> Tensor:
+        """Predict images of which these (N,) were counted, by what they told."""
+        return predict(x)
 
     def _groups(self, x: Tensor) -> tuple[Tensor, ...]:
         # The batch itself where it is one group: the base looks at its moments in the same pass.

@@ -27,6 +27,10 @@ NORM_TYPES = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 """The layers whose scale and shift methods adapt."""
 
 
+Settle = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
+"""From where a layer's channels stand and the moments (2, N, C) of what it is given to mean and variance, (C,)."""
+
+
 class Seen:
     """What followed layers were given in one pass over N images: first and second moments of each over its positions.
 
@@ -187,6 +191,8 @@ class NormStatistics:
     """What the layers were given in the pass under way; None where nobody asks."""
     channels: int = 0
     """Of all layers together."""
+    settle: Settle | None = None
+    """Tells each followed layer what to normalise by from what it is given; None where that is known before."""
     company: Company | None = None
     """Past images that those of a pass are normalised together with; None where they stand alone."""
     _parts: tuple[Tensor, dict[int, tuple[Tensor, Tensor]]] | None = None
@@ -234,6 +240,15 @@ class NormStatistics:
             yield self.seen
         finally:
             self.seen = None
+
+    @contextlib.contextmanager
+    def settling(self, settle: Settle) -> Iterator[None]:
+        """Let each followed layer normalise inside the block by what ``settle`` makes of what it is given."""
+        self.settle = settle
+        try:
+            yield
+        finally:
+            self.settle = None
 
     @contextlib.contextmanager
     def together(self, past: Tensor, images: int) -> Iterator[Company]:
@@ -293,7 +308,7 @@ class AdaptiveStatistics:
         if statistics == "source":
             return self._normalised(x, self.running_mean, self.running_var)
         if statistics == "running":
-            return self._normalised(x, *self._known())
+            return self._normalised(x, *(self._known() if shared.settle is None else self._settled(x, shared.settle)))
         if statistics == "ema" and shared.running is not None and x.numel() > x.shape[1]:
             mean, var = self._known()
             attributes = {"track_running_stats": True, "momentum": shared.momentum, "num_batches_tracked": None}
@@ -303,6 +318,11 @@ class AdaptiveStatistics:
         if statistics == "blend":
             return self._normalised(x, *self._blend(x, joined))
         return self._by_batch(x) if joined is None else self._normalised(x, *joined)
+
+    def _settled(self, x: Tensor, settle: Settle) -> tuple[Tensor, Tensor]:
+        """Return the mean and variance that follow from ``x``, given how the layers before have settled."""
+        assert self.place is not None  # noqa: S101 (what is followed has a place)
+        return settle(self.place, _shaped([raw_moments(x)]))
 
     def _by_batch(self, x: Tensor) -> Tensor:
         """Normalise by the mean and variance of ``x`` itself."""
