@@ -133,6 +133,26 @@ def test_harm_is_said_where_batches_of_one_class_confuse_the_adapted_model():
     assert "Use the source model" in str(found)
 
 
+def test_a_model_that_no_order_confuses_is_the_witness_of_the_order():
+    labels = np.repeat(np.arange(4), 100)
+    adapted, _ = drawn(400, 3.0, labels=labels, seed=2)
+    source, _ = drawn(400, 0.3, labels=labels, seed=3)
+    found = estimate(Window(source, adapted, 400, steady=True), calibrated())
+    assert found.order == "not iid"
+    for interval, logits in ((found.source, source), (found.adapted, adapted)):
+        assert interval.low <= right(logits, labels) <= interval.high
+    assert found.verdict == "helps"
+
+
+def test_a_source_model_that_sees_one_class_after_the_other_makes_no_order():
+    adapted, labels = drawn(400, 3.0, seed=2)
+    source = np.concatenate([part + 6.0 * np.eye(4)[k] for k, part in enumerate(np.split(adapted, 4))])
+    assert estimate(Window(source, adapted, 400), calibrated()).order == "not iid"
+    found = estimate(Window(source, adapted, 400, steady=True), calibrated())
+    assert found.order == "iid"
+    assert found.adapted.low <= right(adapted, labels) <= found.adapted.high
+
+
 def test_help_is_said_where_the_source_model_favours_a_class():
     source, _ = drawn(500, 3.0, seed=2, favour=5.0)
     adapted, _ = drawn(500, 3.0, seed=2)

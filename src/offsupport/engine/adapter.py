@@ -132,7 +132,8 @@ class Adapter(Lifecycle, abc.ABC):
         # What only the monitor uses is no source statistics to the method.
         self.source = None if source is None or not source.tensors else source.to(self.device)
         self.clean_moments = {} if source is None else source.to(self.device).statistics
-        self.answers = LastAnswers(None if source is None else Calibration.of(source.calibration, source.method))
+        known = None if source is None else Calibration.of(source.calibration, source.method)
+        self.answers = LastAnswers(known, self.any_order)
         self.autocast = Autocast()
         self._returned = torch.get_default_dtype()
         self.norm_statistics = adopt_batch_norm(self.model)

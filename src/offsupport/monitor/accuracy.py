@@ -111,6 +111,8 @@ class Window:
         shift: The shift score, where it is known.
         copies: How many of the images are among those the calibration was made of.
         resized: How many have another size than those.
+        steady: Whether the order of images does not change what the adapted model makes of them: then it is the better
+            witness of that order under a shift, in which the source model takes all images for a few classes.
     """
 
     source: Floats
@@ -119,6 +121,12 @@ class Window:
     shift: float | None = None
     copies: int = 0
     resized: int = 0
+    steady: bool = False
+
+    @property
+    def witness(self) -> Floats:
+        """Logits of the model whose predictions tell the order."""
+        return self.adapted if self.steady else self.source
 
 
 def estimate_accuracy(logits: npt.ArrayLike | Tensor, calibration: Calibration) -> Interval:
@@ -174,7 +182,8 @@ def order_of(window: Window) -> Order:
     """Return whether the images come in random order, as far as either model's predictions tell."""
     if len(window.source) > window.images:
         return "unknown"
-    scores = [order_score(torch.from_numpy(rows.argmax(1))) for rows in (window.source, window.adapted)]
+    told = (window.adapted,) if window.steady else (window.source, window.adapted)
+    scores = [order_score(torch.from_numpy(rows.argmax(1))) for rows in told]
     return "not iid" if max(scores) > ORDERED else "iid"
 
 
@@ -213,7 +222,8 @@ class _Judged:
 def _judge(window: Window, calibration: Calibration) -> _Judged:
     assert calibration.source is not None  # noqa: S101 (asked before)
     if order_of(window) == "not iid":
-        chain = label_chain(window.source, calibration.source.temperature)
+        scale = (window.steady and calibration.adapted) or calibration.source
+        chain = label_chain(window.witness, scale.temperature)
         if chain.stays >= 0.6:
             return _by_chain(window, chain)
     return _by_scores(window, calibration, calibration.source)
@@ -303,7 +313,7 @@ class Chain:
 
 
 def label_chain(logits: Floats, temperature: float) -> Chain:
-    """Return what a hidden Markov chain says of the labels behind the source model's logits, (N, K).
+    """Return what a hidden Markov chain says of the labels behind a model's logits, (N, K).
 
     The next label is the same with chance ``stays``, else any. A prediction counts for a class as much as it exceeds
     what that class usually gets: a shifted model that sees frogs everywhere says little by one frog more.
@@ -365,6 +375,8 @@ class LastAnswers:
     """Keeps the last answers of both models in the memory of an adapter."""
 
     calibration: Calibration | None = None
+    steady: bool = False
+    """Whether the order of images does not change what the adapted model makes of them."""
 
     @staticmethod
     def initial() -> dict[str, Tensor]:
@@ -405,7 +417,8 @@ class LastAnswers:
         known = self.calibration
         has = memory["moments"].numel() > 0 and known is not None and known.clean is not None
         shift = shift_score(memory["moments"], known.clean) if has and known and known.clean else None
-        return Window(both[:, 0], both[:, 1], len(marked), shift, int((marked == 1).sum()), int((marked == 2).sum()))
+        copies, resized = (int((marked == each).sum()) for each in (1, 2))
+        return Window(both[:, 0], both[:, 1], len(marked), shift, copies, resized, self.steady)
 
     def estimate(self, memory: Mapping[str, Tensor]) -> Estimate:
         """Return what can be said of the last answers."""

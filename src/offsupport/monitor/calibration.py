@@ -30,7 +30,7 @@ SLACK = 0.5
 """By how many deviations the count of a class may exceed its share."""
 BLOCK = 1000
 """Images that are assigned to labels at a time: the cost grows with the cube."""
-USUAL_SLOPE, SLOPES = 1.5, (0.8, 4.0)
+USUAL_SLOPE, SLOPES = 1.5, (0.4, 4.0)
 """How much faster errors grow than confidence falls: simulated shifts tell, and are not trusted beyond these."""
 
 
