@@ -52,14 +52,14 @@ CASES = {
 }
 
 
-# Where a method goes through every check in the quick suite; on other networks through a few, so that every method meets
-# every network and every check, and other checks on each network.
+# Where a method goes through every check in the quick suite; on other networks it goes through a few, so that every
+# method meets every network and every check, and other checks on each network.
 HOME = dict.fromkeys(METHODS, "batch_norm") | {"source": "no_norm", "shot": "group_norm", "sar": "layer_norm"}
 HOME |= PEERS | {"memo": "group_norm", "tesla": "layer_norm", "tttpp": "projection", "mae-ttt+em": "mae"}
 # The slow suite has the rest, but for methods of many passes per batch: all of it where it matters most, a sixth
 # elsewhere. What mae-ttt has, mae-ttt+em has too: each of its steps is one of mae-ttt and then some of entropy.
 HEAVY = {"memo": {"group_norm"}, "tesla": {"batch_norm", "layer_norm"}, "tesla-s": {"batch_norm"}, "mae-ttt": set()}
-HEAVY |= {"mae-ttt+em": {"mae"}, "auto": {"batch_norm", "layer_norm"}} | dict.fromkeys(PEERS, set())
+HEAVY |= {"mae-ttt+em": {"mae"}, "auto": {"batch_norm", "layer_norm"}} | {name: set() for name in PEERS}
 
 
 def promises():
@@ -92,7 +92,7 @@ def test_what_is_refused_is_refused_when_wrapping_with_a_remedy(method):
 @pytest.mark.parametrize(
     ("method", "source"),
     # What tesla has, tesla-s has too.
-    [pytest.param(*row, marks=[pytest.mark.slow] if row[0] in {"tesla", *EPISODIC, *PEERS} else []) for row in ROWS],
+    [pytest.param(*row, marks=[pytest.mark.slow] if row[0] in {"tesla", *PATIENT, *PEERS} else []) for row in ROWS],
 )
 def test_every_hyper_parameter_has_an_effect(method, source):
     if not source:
@@ -104,7 +104,8 @@ def test_every_hyper_parameter_has_an_effect(method, source):
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(n, marks=[pytest.mark.slow] if n in {"mae-ttt", *PEERS} else []) for n in METHODS]
+    "method",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in {"tesla", *PATIENT, *PEERS} else []) for n in METHODS],
 )
 def test_memory_is_constant(method):
     if method in EPISODIC:
