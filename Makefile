@@ -16,6 +16,8 @@ READY := .venv/.ready
 # command, because not every shell that make may find understands that.
 # Neighbours stay on one worker (worksteal), so what the tests of a file share is made once.
 test test-all: export OMP_NUM_THREADS = 1
+# What is compiled is kept: every worker, and every process that a test starts, would compile it all again.
+test test-all: export PYTHONDONTWRITEBYTECODE =
 docs: export NO_MKDOCS_2_WARNING = 1
 
 .PHONY: run test test-all lint docs doctor browser ray clean

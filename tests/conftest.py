@@ -1,6 +1,17 @@
 """What tests of several folders share."""
 
+import signal
+
 import pytest
+
+
+def pytest_configure():
+    """Let Ctrl-C be heard here and in processes that tests start.
+
+    A shell tells what it starts in the background to ignore it, and they would pass that on; a terminal does not.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

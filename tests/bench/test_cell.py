@@ -63,7 +63,7 @@ def test_the_key_of_a_known_cell_never_changes():
     assert cell.key == "67257310841d7189a77cdabf6e59289cc53c3015c325223d57e41d7bc73132fc"
 
 
-def test_a_hundred_thousand_random_cells_do_not_collide():
+def test_twenty_thousand_random_cells_do_not_collide():
     rng = random.Random(0)
     words = ["".join(letters) for letters in itertools.product("abcdefgh", repeat=3)]
     word = lambda: rng.choice(words)  # noqa: E731
@@ -72,9 +72,9 @@ def test_a_hundred_thousand_random_cells_do_not_collide():
             "dataset": word(), "method": word(), "corruption": word(), "severity": rng.randint(1, 5),
             "hyper": {word(): rng.choice([rng.random(), rng.randint(0, 9), word(), None])}, "seed": rng.randint(0, 99),
         })
-        for _ in range(100_000)
+        for _ in range(20_000)
     ]  # fmt: skip
-    assert len({cell.key for cell in cells}) == len({cell.text for cell in cells}) > 99_900
+    assert len({cell.key for cell in cells}) == len({cell.text for cell in cells}) > 19_990
 
 
 @pytest.mark.parametrize(

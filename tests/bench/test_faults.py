@@ -37,8 +37,6 @@ def start(out: Path, behaviour: str = "brief", workers: int = 2, count: int = CE
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A background shell may have told its children to ignore the signal; a person's terminal does not.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 

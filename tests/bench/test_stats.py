@@ -70,10 +70,20 @@ def test_same_seed_same_interval():
 
 
 def test_chunks_do_not_change_the_result(monkeypatch):
+    for limit in ("_FEW", "_VERY_FEW"):  # or the draws of the first time would be used again
+        monkeypatch.setattr(f"offsupport.results.intervals.{limit}", 0)
     errors = (np.random.default_rng(0).random((50, 2)) < 0.2).astype(float)
     whole = bootstrap(errors, resamples=100)
     monkeypatch.setattr("offsupport.results.intervals._CHUNK", 700)
     assert np.array_equal(bootstrap(errors, resamples=100), whole)
+
+
+def test_draws_that_are_kept_are_those_that_are_drawn_anew(monkeypatch):
+    errors = (np.random.default_rng(0).random((50, 2)) < 0.2).astype(float)
+    small = bootstrap(errors, resamples=100)
+    for limit in ("_VERY_FEW", "_FEW"):
+        monkeypatch.setattr(f"offsupport.results.intervals.{limit}", 0)
+        assert np.array_equal(bootstrap(errors, resamples=100), small)
 
 
 def test_averages_over_streams_are_those_of_the_resampled_columns():

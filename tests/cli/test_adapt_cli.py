@@ -55,6 +55,24 @@ def rows(path: Path = Path("predictions.csv")) -> list[dict[str, str]]:
 TINY = ("--model", "adapt_models:tiny", "--allow-code", "--images", "in", "--threads", 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("os:system", "TypeError"),
+        ("os:sep", "not callable"),
+        ("sys:exit", "SystemExit"),
+        ("os:getcwd", "returned str"),
+    ],
+)
+def test_code_that_makes_no_model_gets_a_sentence(call, tmp_path, name, said):
+    write_digits(tmp_path / "in", 1)
+    code, out, err = call("--model", name, "--allow-code", "--images", "in")
+    assert (code, out) == (2, "")
+    assert name in err
+    assert said in err
+    assert "returns a torch.nn.Module" in err or "return a torch.nn.Module" in err
+
+
 def test_the_predictions_are_those_of_the_library(call, tmp_path):
     from adapt_models import tiny
 

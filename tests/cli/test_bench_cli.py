@@ -141,6 +141,8 @@ def test_a_second_run_on_one_folder_is_refused(call, tmp_path):
         (["reproduce", "tuning", "--scale", "paper"], 2, "no scale 'paper'"),
         (["reproduce", "table2", "--scale", "paper"], 3, "There are no weights at"),
         (["reproduce", "table2", "--runs", "2"], 2, "takes no --runs"),
+        (["reproduce", "table2", "--methods", "", "--out", "x"], 2, "--methods names nothing"),
+        (["reproduce", "regret", "--parts", " ,", "--out", "x"], 2, "--parts names nothing"),
         (["bench", "run", "--corruptions", "fogg", "--methods", "bn", "--out", "x"], 2, "Did you mean 'fog'"),
         (
             ["bench", "run", "--corruptions", "fog", "--methods", "bn", "--protocol", "onlin", "--out", "x"],

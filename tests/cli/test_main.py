@@ -55,9 +55,7 @@ def test_missing_clean_data_names_the_clean_data(offsupport, tmp_path, monkeypat
 @posix
 def test_ctrl_c_says_so(tmp_path):
     words = [sys.executable, "-m", "offsupport", "demo", "--out", str(tmp_path)]
-    # A background shell may have told its children to ignore the signal; a person's terminal does not.
-    restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, **restore) as process:
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         line = process.stderr.readline()
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
@@ -76,10 +74,7 @@ def test_ctrl_c_while_a_string_is_executed_ends_with_130_too(tmp_path):
         "main.app = lambda: exec('os.kill(os.getpid(), signal.SIGINT)\\nwhile True: pass')\n"
         "main.main()\n"
     )
-    restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    done = subprocess.run(
-        [sys.executable, "-m", "verb"], cwd=tmp_path, capture_output=True, text=True, timeout=600, **restore
-    )
+    done = subprocess.run([sys.executable, "-m", "verb"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 130, done.stderr
     assert "interrupted" in done.stderr
 

@@ -19,10 +19,12 @@ ROWS = [(name, True) for name in METHODS] + [
     (name, False) for name in METHODS if METHODS[name].info.source == "optional"
 ]
 EPISODIC = tuple(name for name in METHODS if name.startswith("mae-ttt"))
-# Methods of others, each with the network and the few checks that the quick suite has for it; the slow one has all.
+# Methods of others, each with the network and the few checks that the quick suite has for it; the slow one has more.
 PEERS = ("lame", "t3a", "rotta", "note", "rdumb", "roid", "cmf", "deyo", "cotta", "petta", "rpl", "neo", "actmad")
 PEERS = dict.fromkeys((*PEERS, "adacontrast"), "batch_norm") | {"foa": "mae"}
 FIRST = ("reset", "save_load", "partly_bad", "faults")
+# Those that step for every image take seconds for a check; the quick suite has the first ones of these too.
+PATIENT = ("memo", *EPISODIC)
 REFUSED = {(name, network) for name in EPISODIC for network in NETWORKS if network != "mae"} | {
     *((name, network) for name in ("bn", "minimal") for network in ("mae", "group_norm", "layer_norm", "no_norm")),
     ("tent", "no_norm"),
@@ -50,22 +52,25 @@ CASES = {
 }
 
 
-# Methods of many passes per batch go through every check where it matters most; on the other networks, in the slow
-# suite, through a sixth of them each: every method meets every network, and other checks on each.
-HEAVY = {"memo": {"group_norm"}, "tesla": {"batch_norm", "layer_norm"}, "tesla-s": {"batch_norm"}}
-# What mae-ttt has, mae-ttt+em has too: each of its steps is one of mae-ttt and then some of entropy.
-HEAVY |= {"mae-ttt": set(), "mae-ttt+em": {"mae"}, "auto": {"batch_norm", "layer_norm"}}
+# Where a method goes through every check in the quick suite; on other networks it goes through a few, so that every
+# method meets every network and every check, and other checks on each network.
+HOME = dict.fromkeys(METHODS, "batch_norm") | {"source": "no_norm", "shot": "group_norm", "sar": "layer_norm"}
+HOME |= PEERS | {"memo": "group_norm", "tesla": "layer_norm", "tttpp": "projection", "mae-ttt+em": "mae"}
+# The slow suite has the rest, but for methods of many passes per batch: all of it where it matters most, a sixth
+# elsewhere. What mae-ttt has, mae-ttt+em has too: each of its steps is one of mae-ttt and then some of entropy.
+HEAVY = {"memo": {"group_norm"}, "tesla": {"batch_norm", "layer_norm"}, "tesla-s": {"batch_norm"}, "mae-ttt": set()}
+HEAVY |= {"mae-ttt+em": {"mae"}, "auto": {"batch_norm", "layer_norm"}} | {name: set() for name in PEERS}
 
 
 def promises():
     for (where, case), (name, check) in itertools.product(CASES.items(), CHECKS.items()):
         method, _, network = where.partition("/")
         method = method.removesuffix("-without-source")
-        home = network in HEAVY.get(method, NETWORKS) if method not in PEERS else network == PEERS[method]
-        home = home and (method not in PEERS or name in FIRST)
-        if home or due(method, network, name):
-            slow = not home or (method in HEAVY and name == "absurd")
-            yield pytest.param(case, check, id=f"{where}-{name}", marks=[pytest.mark.slow] if slow else [])
+        home = network == HOME[method] and case.source and (name in FIRST or method not in (*PEERS, *PATIENT))
+        few = due(method, network, name)
+        if home or few or network in HEAVY.get(method, NETWORKS):
+            quick = (home or (few and method not in HEAVY)) and (name != "absurd" or (home and method not in HEAVY))
+            yield pytest.param(case, check, id=f"{where}-{name}", marks=[] if quick else [pytest.mark.slow])
 
 
 def due(method, network, check):
@@ -87,7 +92,7 @@ def test_what_is_refused_is_refused_when_wrapping_with_a_remedy(method):
 @pytest.mark.parametrize(
     ("method", "source"),
     # What tesla has, tesla-s has too.
-    [pytest.param(*row, marks=[pytest.mark.slow] if row[0] in {"tesla", *EPISODIC, *PEERS} else []) for row in ROWS],
+    [pytest.param(*row, marks=[pytest.mark.slow] if row[0] in {"tesla", *PATIENT, *PEERS} else []) for row in ROWS],
 )
 def test_every_hyper_parameter_has_an_effect(method, source):
     if not source:
@@ -99,7 +104,8 @@ def test_every_hyper_parameter_has_an_effect(method, source):
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(n, marks=[pytest.mark.slow] if n in {"mae-ttt", *PEERS} else []) for n in METHODS]
+    "method",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in {"tesla", *PATIENT, *PEERS} else []) for n in METHODS],
 )
 def test_memory_is_constant(method):
     if method in EPISODIC:
@@ -113,7 +119,7 @@ def test_memory_is_constant(method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in HEAVY])
+@pytest.mark.parametrize("method", [name for name in METHODS if name in PEERS or name not in HEAVY])
 def test_memory_is_constant_over_two_thousand_batches(method):
     check_memory(
         Case(method, NETWORKS[{"tttpp": "projection", "foa": "mae"}.get(method, "batch_norm")], HYPER.get(method, {})),

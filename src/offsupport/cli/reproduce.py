@@ -19,6 +19,7 @@ from offsupport.cli.bench import (
 )
 from offsupport.cli.output import JSON, emit_json, emit_table, say, tell
 from offsupport.cli.settings import AllowCode, allowed
+from offsupport.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from offsupport.results import Measured
@@ -47,7 +48,8 @@ def reproduce(
     from offsupport.studies import TABLES, Request, TableOptions
 
     declared = TABLES[table]
-    request = Request(table, scale, TableOptions(runs=runs, seeds=seeds, methods=_names(methods), parts=_names(parts)))
+    chosen, pieces = _names("--methods", methods), _names("--parts", parts)
+    request = Request(table, scale, TableOptions(runs=runs, seeds=seeds, methods=chosen, parts=pieces))
     cells = declared.cells(scale, request.options)
     folder = out or Path("runs") / f"{table}-{scale}"
     # The cells are those of the table, which is code that is installed: what they name is named by nobody else.
@@ -61,8 +63,13 @@ def reproduce(
     say(f"Report: {path}")
 
 
-def _names(given: str | None) -> tuple[str, ...] | None:
-    return tuple(name.strip() for name in given.split(",")) if given else None
+def _names(option: str, given: str | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    names = tuple(name.strip() for name in given.split(",") if name.strip())
+    if not names:  # a variable of a script that is empty: everything would be run, for hours
+        raise ConfigError(f"{option} names nothing.", "Name some, separated by commas, or leave it out for all.")
+    return names
 
 
 def _print_measured(title: str, found: Measured) -> None:

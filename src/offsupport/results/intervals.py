@@ -15,7 +15,9 @@ Floats = npt.NDArray[np.float64]
 RESAMPLES = 2000
 _CHUNK = 1 << 22
 _FEW = 20_000
-"""Images whose draws are kept: at most 160 MB."""
+"""Images whose draws are kept: at most 160 MB, and twice that."""
+_VERY_FEW = 2_500
+"""The same, for a table of streams of many lengths: at most 20 MB each, and eight of them."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def bootstrap(errors: Floats, resamples: int = RESAMPLES, seed: int = 0) -> Floa
     both = (known if seen.all() else np.concatenate([known, seen], axis=1)).astype(np.float32 if whole else np.float64)
     means = np.empty((resamples, columns))
     start = 0
-    for weights in (_kept if images <= _FEW else _weights)(images, resamples, seed):
+    draw = _kept_small if images <= _VERY_FEW else _kept if images <= _FEW else _weights
+    for weights in draw(images, resamples, seed):
         sums = (weights.astype(both.dtype, copy=False) @ both).astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             means[start : start + len(weights)] = sums[:, :columns] / (images if seen.all() else sums[:, columns:])
@@ -72,6 +75,11 @@ def _weights(images: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.
 @lru_cache(maxsize=2)
 def _kept(images: int, resamples: int, seed: int) -> list[npt.NDArray[np.float32]]:
     """The same, kept: a report asks for the draws of the same number of images all the time."""
+    return list(_weights(images, resamples, seed))
+
+
+@lru_cache(maxsize=8)
+def _kept_small(images: int, resamples: int, seed: int) -> list[npt.NDArray[np.float32]]:
     return list(_weights(images, resamples, seed))
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from offsupport import zoo
-from offsupport.core.errors import ConfigError, DataMissingError, FileError, ModelError, nearest
+from offsupport.core.errors import ConfigError, DataMissingError, FileError, ModelError, OffsupportError, nearest
 from offsupport.core.files import file_lock, set_aside, sha256_file
+from offsupport.core.interrupts import Stopped
 from offsupport.core.progress import progress
 from offsupport.core.registry import Registry, same_definition
 
@@ -146,7 +147,15 @@ def _made_by(make: Callable[[], Any], name: str) -> nn.Module:
     """Return the model that a function of somebody else's makes."""
     from torch import nn
 
-    model = make()
+    try:
+        model = make()
+    except (OffsupportError, MemoryError, Stopped):
+        raise
+    except (Exception, SystemExit) as error:  # code of somebody else's may raise anything, or end the program
+        raise ModelError(
+            f"{name} was called without arguments and made no model ({type(error).__name__}: {error}).",
+            "Name a function that takes none and returns a torch.nn.Module.",
+        ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned {type(model).__name__}.", "It must return a torch.nn.Module.")
     return model.eval()
