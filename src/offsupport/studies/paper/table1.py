@@ -23,6 +23,7 @@ METHODS = (
     "only-source",
     "imsda",
     "vae",
+    "vae-slab",
     "trimmed-nn",
     "extrapolator",
     "extrapolator-inferred",

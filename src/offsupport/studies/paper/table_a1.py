@@ -11,7 +11,7 @@ from offsupport.studies.paper.table1 import RUNS
 from offsupport.studies.synthetic import below_by_column, blocks, bounded, synthetic_rows, without_repeats
 from offsupport.studies.tables import Table, TableOptions, register_table
 
-METHODS = ("only-source", "vae", "trimmed-nn", "extrapolator", "extrapolator-inferred", "given-c", "constant")
+METHODS = ("only-source", "vae", "vae-slab", "trimmed-nn", "extrapolator", "extrapolator-inferred", "given-c", "constant")
 COLUMNS = {"dense": (18.0, 24.0, 30.0), "sparse": (18.0, 24.0, 30.0)}
 _PRINTED = {
     "only-source": (11.64, 2.44, 3.26, 1.84, 3.32, 5.84),
