@@ -2,8 +2,8 @@
 
 Two things of the printed objective (`vae.py`) change, and nothing else has to. The amortised encoder never saw a target
 off the support, so the code of a target is found by maximising its density instead. And a Gaussian likelihood lets the
-columns that left the source drag the code, so each column is explained by the decoder or by a flat slab, which is s with
-a wide prior: no gradient from a far column reaches the code, and the distance drops out. The fit sees no target.
+columns that left the source drag the code, so each column is explained by the decoder or by a flat slab, which is s
+with a wide prior: no gradient from a far column reaches the code, and the distance drops out. The fit sees no target.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from offsupport.latent.networks import Params, adam, batches, init_mlp, mlp, sup
 NOISE_FIRST, NOISE_MIN = -4.0, -9.0  # log-variances of the decoder's noise: where they start, and their floor
 GRID = 9  # values of a number y whose mixture is the prior of a target's code: quantiles of the source
 CANDIDATES = 4000  # source samples whose codes may be the start of a target's
+WARM = 0.05  # share of the fit in which the step size rises
 ANNEALED = 0.7  # share of the search in which the noise comes down
 
 
@@ -52,8 +53,10 @@ class VaeSlab(LatentEstimator):
     """Passes over the source."""
     batch_size: int = 64
     """Samples per step."""
-    lr: float = 3e-3
-    """Step size of Adam on the source, 0.3 of it after half of the steps, 0.1 after 80 %."""
+    lr: float = 1e-2
+    """Largest step size of Adam on the source: a short rise, then half a cosine down to 0."""
+    supervised: float = 10.0
+    """Weight of the label loss beside the evidence bound; the paper's is ten times that of the reconstruction, too."""
 
     def _fit(self, source: Source, x_tgt: Tensor | None) -> None:
         if not 0 <= self.slab < math.inf:
@@ -82,14 +85,14 @@ class VaeSlab(LatentEstimator):
         return [*self.encoder_, *self.decoder_, *self.head_, self.noise_, self.means_]
 
     def _loss(self, x: Tensor, y: Tensor, label: Tensor, noise: torch.Generator) -> Tensor:
-        """Return the (R,) negative evidence bounds of x given y, and of y given the code."""
+        """Return the (R,) negative evidence bounds of x given y, with the label loss of the codes."""
         mu, logvar = self._encode(x)
         z, _ = sample(mu, logvar, noise)
         gap = mu - label @ self.means_
         divergence = 0.5 * (gap.square() + logvar.exp() - 1 - logvar).sum(-1)
         variance = self.noise_.clamp_min(NOISE_MIN)
         error = 0.5 * ((mlp(self.decoder_, z) - x).square() * (-variance).exp() + variance).sum(-1)
-        return (error + divergence).mean(1) + supervised_loss(mlp(self.head_, z), y)
+        return (error + divergence).mean(1) + self.supervised * supervised_loss(mlp(self.head_, z), y)
 
     def _features(self, y: Tensor) -> Tensor:
         """Return what the prior's mean is linear in, (R, n, q): the class, or 1 and the number."""
@@ -175,7 +178,7 @@ class VaeSlab(LatentEstimator):
 
 def rate(t: float) -> float:
     """Return the relative step size of the fit at time t in [0, 1]."""
-    return 1.0 if t < 0.5 else 0.3 if t < 0.8 else 0.1
+    return min(1.0, t / WARM) * 0.5 * (1 + math.cos(math.pi * t))
 
 
 def _log_mixture(z: Tensor, means: Tensor, weights: Tensor) -> Tensor:

@@ -1,0 +1,45 @@
+"""Why ``vae-slab`` recovers sparse shifts: its parts put in one after the other, on the same fits and runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offsupport.bench.cell import Cell
+from offsupport.studies.paper.table1 import COLUMNS, SMOKE_COLUMNS
+from offsupport.studies.synthetic import WITH_CHANGES, below_by_column, method_blocks, synthetic_rows
+from offsupport.studies.tables import Table, TableOptions, register_table
+
+RUNS = {"smoke": 2, "small": 100}
+PARTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("only-source", {}),
+    ("vae-slab", {"codes": "encoder"}),
+    ("vae-slab", {"slab": 0.0}),
+    ("vae-slab", {}),
+)
+"""A network without codes; codes from the encoder; codes by optimisation, Gaussian columns; and a slab per column."""
+CLAIMS = [("vae-slab", worse, "sparse") for worse in ("only-source", "vae-slab, codes=encoder", "vae-slab, slab=0")]
+
+
+def grid(scale: str, options: TableOptions) -> list[Cell]:
+    """Return the cells; those without options are Table 1's."""
+    distances = (SMOKE_COLUMNS if scale == "smoke" else COLUMNS)["sparse"]
+    runs = options.runs or RUNS[scale]
+    return [
+        cell
+        for method, part in PARTS
+        for cell in method_blocks(method, "sparse", distances, runs, task="classification", options=part)
+    ]
+
+
+register_table(
+    Table(
+        name="slab",
+        record=True,
+        title="Synthetic classification, sparse shifts: the parts of vae-slab",
+        scales={scale: f"{runs} runs per column, all rows on the same runs" for scale, runs in RUNS.items()},
+        options=frozenset({"runs"}),
+        grid=grid,
+        rows=lambda records: synthetic_rows(records, {}, WITH_CHANGES),
+        claims=lambda records: below_by_column(records, CLAIMS, names=WITH_CHANGES),
+    )
+)
