@@ -20,7 +20,7 @@ from offsupport.latent.baselines.imsda import Imsda
 from offsupport.latent.baselines.only_source import OnlySource
 from offsupport.latent.baselines.trimmed import TrimmedNN
 from offsupport.latent.baselines.vae import Vae
-from offsupport.latent.baselines.vae_slab import VaeSlab
+from offsupport.latent.baselines.vae_slab import ConditionalVae, VaeSlab
 from offsupport.latent.extrapolator.estimator import Extrapolator
 from offsupport.latent.inputs import Source
 from offsupport.latent.process.draws import Draws, draw, oracle
@@ -31,6 +31,7 @@ CLASSES: dict[str, type[LatentEstimator]] = {
     "imsda": Imsda,
     "vae": Vae,
     "vae-slab": VaeSlab,
+    "vae-classes": ConditionalVae,
     "trimmed-nn": TrimmedNN,
     "extrapolator": Extrapolator,
     "extrapolator-inferred": Extrapolator,
@@ -150,6 +151,8 @@ def make(method: str, process: Process, options: dict[str, Any]) -> LatentEstima
         known |= {"shift": process.shift, "d_c": process.d_c, "d_s": process.d_s}
     if method in TRANSDUCTIVE:
         known["kl"] = KL[method, process.task, process.shift]
+    if method == "vae-classes":
+        known |= {"d_c": process.d_c, "d_s": process.d_s}
     if method == "trimmed-nn":
         known["d_s"] = process.d_s
     return build(CLASSES[method], {**known, **options}, f"latent method {method!r}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -18,8 +19,8 @@ from torch.nn import functional
 
 from offsupport.core.errors import ConfigError
 from offsupport.latent.base import LatentEstimator, finish
-from offsupport.latent.baselines.vae import LOGVAR_MIN, sample
-from offsupport.latent.inputs import Source
+from offsupport.latent.baselines.vae import LOGVAR_MIN, gaussian_kl, log_normal, sample
+from offsupport.latent.inputs import SampleError, Source
 from offsupport.latent.networks import Params, adam, batches, init_mlp, mlp, supervised_loss
 
 NOISE_FIRST, NOISE_MIN = -4.0, -9.0  # log-variances of the decoder's noise: where they start, and their floor
@@ -147,22 +148,18 @@ class VaeSlab(LatentEstimator):
         """Return codes (R, m, starts, d) of maximal density, and the posterior weights of the starts."""
         begin = self._starts(x)
         count = begin.shape[2]
-        z, x = begin.flatten(1, 2), x.repeat_interleave(count, 1)
-        optimiser = torch.optim.Adam([z.requires_grad_()], lr=self.step_size)
-        for step in range(self.steps):
-            widened = self.widened ** max(0.0, 1 - step / (ANNEALED * self.steps))
-            with torch.enable_grad():
-                (z.grad,) = torch.autograd.grad(-self.log_joint(z, x, widened).sum(), z)
-            optimiser.step()
-        z = z.detach()
-        weights = self.log_joint(z, x).unflatten(1, (-1, count)).softmax(-1)
-        return z.unflatten(1, (-1, count)), weights
+        x = x.repeat_interleave(count, 1)
+        search = Search(self.steps, self.step_size, self.widened)
+        z = search.climb(lambda code, widened: self.log_joint(code, x, widened), begin.flatten(1, 2))
+        weights = torch.unflatten(self.log_joint(z, x), 1, (-1, count)).softmax(-1)
+        return torch.unflatten(z, 1, (-1, count)), weights
 
     def _output(self, x: Tensor) -> Tensor:
         if self.codes == "encoder":
             return finish(mlp(self.head_, self._encode(x)[0]), self.source_)
         z, weights = self._search(x)
-        output = finish(mlp(self.head_, z.flatten(1, 2)), self.source_).unflatten(1, weights.shape[1:])
+        output = finish(mlp(self.head_, z.flatten(1, 2)), self.source_)
+        output = torch.unflatten(output, 1, weights.shape[1:])
         return torch.einsum("rms,rms...->rm...", weights, output)
 
     def _latents(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,6 +171,117 @@ class VaeSlab(LatentEstimator):
             best = weights.argmax(-1)[..., None, None].expand(-1, -1, 1, z.shape[-1])
             code = z.gather(2, best)[:, :, 0]
         return code, x - mlp(self.decoder_, code)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class ConditionalVae(LatentEstimator):
+    """The same for dense shifts with finite C: a class has one c, and the one wins whose best s explains a target."""
+
+    d_c: int = 4
+    """Dimensions of the c of a class."""
+    d_s: int = 2
+    """Dimensions of s."""
+    starts: int = 16
+    """Source codes that the search for a target's s begins at, for every class."""
+    steps: int = 200
+    """Steps of Adam of that search."""
+    step_size: float = 0.1
+    """Their size; s may be far away, and nothing but the decoder holds it back."""
+    widened: float = 30.0
+    """The search begins with the noise's variance times this, and ends with the noise."""
+    width: int = 32
+    """Hidden units per layer of encoder and decoder."""
+    epochs: int = 25
+    """Passes over the source."""
+    batch_size: int = 64
+    """Samples per step."""
+    lr: float = 1e-2
+    """Largest step size of Adam on the source."""
+
+    def _fit(self, source: Source, x_tgt: Tensor | None) -> None:
+        if source.task == "regression":
+            raise SampleError("A number has no finite set of c.", "Use VaeSlab, or pass classes.")
+        runs, n, d = source.x.shape
+        hidden, rng, dtype = [self.width] * 3, self._rng("weights"), source.x.dtype
+        self.encoder_ = init_mlp([d + source.n_classes, *hidden, 2 * self.d_s], runs, rng, dtype)
+        self.decoder_ = init_mlp([self.d_c + self.d_s, *hidden, d], runs, rng, dtype)
+        drawn = torch.randn(source.n_classes, self.d_c, generator=rng, dtype=torch.float64).to(dtype)
+        self.embeddings_ = drawn.expand(runs, -1, -1).clone().requires_grad_()
+        self.noise_ = torch.full((runs, 1, d), NOISE_FIRST, dtype=dtype, requires_grad=True)
+        label, noise = functional.one_hot(source.y, source.n_classes).to(dtype), self._rng("noise")
+
+        def loss(index: Tensor) -> Tensor:
+            return self._loss(source.x.index_select(1, index), label.index_select(1, index), noise)
+
+        order = list(batches(n, self.batch_size, self.epochs, self._rng("order")))
+        parameters = [*self.encoder_, *self.decoder_, self.embeddings_, self.noise_]
+        adam(parameters, loss, order, [self.lr * rate(step / len(order)) for step in range(len(order))])
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+
+    def _loss(self, x: Tensor, label: Tensor, noise: torch.Generator) -> Tensor:
+        mu, logvar = self._encode(x, label)
+        s, _ = sample(mu, logvar, noise)
+        explained = self.log_columns(s, label, x)
+        return (gaussian_kl(mu, logvar) - explained).mean(1)
+
+    def _encode(self, x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        mu, logvar = mlp(self.encoder_, torch.cat([x, label], -1)).chunk(2, -1)
+        return mu, logvar.clamp_min(LOGVAR_MIN)
+
+    def log_columns(self, s: Tensor, label: Tensor, x: Tensor, widened: float = 1.0) -> Tensor:
+        """Return log p(x | c of the label, s), (R, k), for s (R, k, d_s), labels (R, k, K) and x (R, k, d)."""
+        decoded = mlp(self.decoder_, torch.cat([label @ self.embeddings_, s], -1))
+        logvar = self.noise_.clamp_min(NOISE_MIN) + math.log(widened)
+        return log_normal(x, decoded, logvar)
+
+    def _output(self, x: Tensor) -> Tensor:
+        """Return the classes' shares by max over s of log p(x | c_y, s), (R, m, K)."""
+        source = self.source_
+        label = functional.one_hot(source.y, source.n_classes).to(x.dtype)
+        codes = self._encode(source.x[:, :CANDIDATES], label[:, :CANDIDATES])[0]
+        explained = [self._explained(x, codes, y) for y in range(source.n_classes)]
+        return (torch.stack(explained, -1) + label.mean(1, keepdim=True).log()).softmax(-1)
+
+    def _explained(self, x: Tensor, codes: Tensor, y: int) -> Tensor:
+        """Return max over s of log p(x | c_y, s), (R, m)."""
+        label = functional.one_hot(torch.tensor(y), self.source_.n_classes).to(x.dtype)
+        count = min(self.starts, codes.shape[1])
+        chosen = []
+        for one in x.unbind(1):
+            fits = self.log_columns(codes, label.expand(*codes.shape[:2], -1), one[:, None], self.widened)
+            best = fits.topk(count).indices[..., None]
+            chosen.append(codes.gather(1, best.expand(-1, -1, codes.shape[-1])))
+        begin, many = torch.cat(chosen, 1), x.repeat_interleave(count, 1)
+        labels = label.expand(*begin.shape[:2], -1)
+        search = Search(self.steps, self.step_size, self.widened)
+        s = search.climb(lambda code, widened: self.log_columns(code, labels, many, widened), begin)
+        return torch.unflatten(self.log_columns(s, labels, many), 1, (-1, count)).amax(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """How a code is improved: steps of Adam, their size, and how wide the noise is to begin with."""
+
+    steps: int
+    step_size: float
+    widened: float
+
+    def climb(self, log_density: Callable[[Tensor, float], Tensor], begin: Tensor) -> Tensor:
+        """Return codes (R, k, d) of higher density; every code has steps of its own, whatever is beside it.
+
+        Args:
+            log_density: Of the codes, (R, k), given a factor of the noise's variance.
+            begin: Codes to begin with.
+        """
+        z = begin.clone().requires_grad_()
+        optimiser = torch.optim.Adam([z], lr=self.step_size)
+        for step in range(self.steps):
+            widened = self.widened ** max(0.0, 1 - step / (ANNEALED * self.steps))
+            with torch.enable_grad():
+                (z.grad,) = torch.autograd.grad(-log_density(z, widened).sum(), z)
+            optimiser.step()
+        return z.detach()
 
 
 def rate(t: float) -> float:

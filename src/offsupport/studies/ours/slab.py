@@ -17,17 +17,29 @@ PARTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("vae-slab", {}),
 )
 """A network without codes; codes from the encoder; codes by optimisation, Gaussian columns; and a slab per column."""
-CLAIMS = [("vae-slab", worse, "sparse") for worse in ("only-source", "vae-slab, codes=encoder", "vae-slab, slab=0")]
+FINITE = ("only-source", "vae-slab", "vae-classes")
+"""The rows of dense shifts where each class has one c, which is what the conditional form is for."""
+FINITE_COLUMNS = (5.0, 12.0)
+FIXED: dict[str, Any] = {"embedding": "fixed"}
+CLAIMS = [
+    *(("vae-slab", worse, "sparse") for worse in ("only-source", "vae-slab, codes=encoder", "vae-slab, slab=0")),
+    *((better, "only-source", "dense, embedding=fixed") for better in FINITE[1:]),
+]
 
 
 def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells; those without options are Table 1's."""
     distances = (SMOKE_COLUMNS if scale == "smoke" else COLUMNS)["sparse"]
     runs = options.runs or RUNS[scale]
-    return [
+    sparse = [
         cell
         for method, part in PARTS
         for cell in method_blocks(method, "sparse", distances, runs, task="classification", options=part)
+    ]
+    return sparse + [
+        cell
+        for method in FINITE
+        for cell in method_blocks(method, "dense", FINITE_COLUMNS, runs, task="classification", changes=FIXED)
     ]
 
 
@@ -35,7 +47,7 @@ register_table(
     Table(
         name="slab",
         record=True,
-        title="Synthetic classification, sparse shifts: the parts of vae-slab",
+        title="The parts of vae-slab on sparse shifts, and its conditional form on dense ones",
         scales={scale: f"{runs} runs per column, all rows on the same runs" for scale, runs in RUNS.items()},
         options=frozenset({"runs"}),
         grid=grid,
