@@ -104,11 +104,24 @@ def plain_objective(estimator, run, z, x, widened):
     return found
 
 
+def plain_repair(estimator, run, z, x):
+    """The target with each column moved to the decoder's by the share that the slab has of it."""
+    decoded = network(estimator.decoder_, run)(z[None])[0].detach()
+    columns = []
+    for i in range(D):
+        density = torch.distributions.Normal(decoded[i], (estimator.noise_[run, 0, i] / 2).exp()).log_prob(x[i]).exp()
+        share = estimator.slab / (density + estimator.slab)
+        columns.append(share * decoded[i] + (1 - share) * x[i])
+    return torch.stack(columns)
+
+
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_search_is_a_plain_loop_over_targets_and_starts(task):
     estimator, source, x_tgt = fitted(task)
     codes, weights = estimator._search(x_tgt)
     output = estimator._output(x_tgt)
+    estimator.codes = "optimised"
+    unrepaired = estimator._output(x_tgt)
     for run in range(RUNS):
         encoder, head = network(estimator.encoder_, run), network(estimator.head_, run)
         source_codes = encoder(source.x[run])[:, :D].detach()
@@ -118,7 +131,7 @@ def test_search_is_a_plain_loop_over_targets_and_starts(task):
             variance = estimator.noise_[run].exp() * estimator.widened
             columns = (-((decoded - x) ** 2) / (2 * variance)).exp() / (2 * math.pi * variance).sqrt() + estimator.slab
             best = columns.log().sum(1).topk(3).indices
-            scores, said = [], []
+            scores, said, again = [], [], []
             for start, j in enumerate(best):
                 z = nn.Parameter(source_codes[j].clone())
                 adam = torch.optim.Adam([z], lr=estimator.step_size)
@@ -130,11 +143,12 @@ def test_search_is_a_plain_loop_over_targets_and_starts(task):
                 torch.testing.assert_close(codes[run, m, start], z.data, rtol=1e-6, atol=1e-8)
                 scores.append(plain_objective(estimator, run, z.detach(), x, 1.0))
                 said.append(head(z.detach()[None])[0])
+                again.append(head(encoder(plain_repair(estimator, run, z.detach(), x)[None])[:, :D])[0])
             share = torch.stack(scores).softmax(0)
             torch.testing.assert_close(weights[run, m], share, rtol=1e-6, atol=1e-8)
-            said = torch.stack(said)
-            each = said.softmax(1) if source.n_classes else said[:, 0]
-            torch.testing.assert_close(output[run, m], (share @ each).detach(), rtol=1e-6, atol=1e-8)
+            for found, answers in ((unrepaired, torch.stack(said)), (output, torch.stack(again))):
+                each = answers.softmax(1) if source.n_classes else answers[:, 0]
+                torch.testing.assert_close(found[run, m], (share @ each).detach(), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
@@ -166,6 +180,13 @@ def test_without_a_slab_the_likelihood_is_gaussian_and_an_endless_one_ignores_th
     torch.testing.assert_close(
         near, estimator.log_joint(z, decoder[0].detach().expand_as(x_tgt[:1]).repeat(RUNS, 1, 1)), rtol=0, atol=0
     )
+
+
+def test_without_a_slab_nothing_is_repaired_and_the_encoder_answers():
+    estimator, _, x_tgt = fitted("classification", slab=0.0)
+    said = estimator._output(x_tgt)
+    estimator.codes = "encoder"
+    torch.testing.assert_close(said, estimator._output(x_tgt))
 
 
 def test_no_gradient_of_a_far_column_reaches_the_code():

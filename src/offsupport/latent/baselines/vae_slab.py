@@ -3,7 +3,9 @@
 Two things of the printed objective (`vae.py`) change, and nothing else has to. The amortised encoder never saw a target
 off the support, so the code of a target is found by maximising its density instead. And a Gaussian likelihood lets the
 columns that left the source drag the code, so each column is explained by the decoder or by a flat slab, which is s
-with a wide prior: no gradient from a far column reaches the code, and the distance drops out. The fit sees no target.
+with a wide prior: no gradient from a far column reaches the code, and the distance drops out. A target whose slab
+columns are replaced by what the decoder says of them is on the support again, where the encoder may be asked after all.
+The fit sees no target.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ ANNEALED = 0.7  # share of the search in which the noise comes down
 class VaeSlab(LatentEstimator):
     """Variational auto-encoder of the source; the code of a target explains each column, or leaves it to a slab."""
 
-    codes: Literal["optimised", "encoder"] = "optimised"
-    """Where the code of a target comes from: its density is maximised, or the encoder is asked."""
+    codes: Literal["repaired", "optimised", "encoder"] = "repaired"
+    """Where the code of a target comes from: the encoder is asked, its density is maximised, or the encoder is asked
+    about the target with the columns repaired that the optimised code leaves to the slab."""
     slab: float = 0.01
     """Density of a standardised column that the decoder does not explain; 0 is a Gaussian likelihood."""
     starts: int = 16
@@ -129,10 +132,21 @@ class VaeSlab(LatentEstimator):
         return _log_mixture(z, means, weights) + self._columns(mlp(self.decoder_, z), x, widened).sum(-1)
 
     def _columns(self, decoded: Tensor, x: Tensor, widened: float) -> Tensor:
+        gaussian = self._gaussian(decoded, x, widened)
+        return torch.logaddexp(gaussian, torch.full((), self._log_slab(), dtype=x.dtype))
+
+    def _gaussian(self, decoded: Tensor, x: Tensor, widened: float = 1.0) -> Tensor:
         logvar = self.noise_.clamp_min(NOISE_MIN) + math.log(widened)
-        gaussian = -0.5 * ((decoded - x).square() * (-logvar).exp() + logvar + math.log(2 * math.pi))
-        slab = math.log(self.slab) if self.slab else -math.inf
-        return torch.logaddexp(gaussian, torch.full((), slab, dtype=x.dtype))
+        return -0.5 * ((decoded - x).square() * (-logvar).exp() + logvar + math.log(2 * math.pi))
+
+    def _log_slab(self) -> float:
+        return math.log(self.slab) if self.slab else -math.inf
+
+    def repaired(self, z: Tensor, x: Tensor) -> Tensor:
+        """Return x (R, k, d) with each column moved to what the decoder says by the slab's share of it."""
+        decoded = mlp(self.decoder_, z)
+        trust = (self._gaussian(decoded, x) - self._log_slab()).sigmoid()
+        return torch.lerp(decoded, x, trust)
 
     def _starts(self, x: Tensor) -> Tensor:
         """Return the source codes (R, m, starts, d) under which the widened columns of each target are likeliest."""
@@ -154,22 +168,26 @@ class VaeSlab(LatentEstimator):
         weights = torch.unflatten(self.log_joint(z, x), 1, (-1, count)).softmax(-1)
         return torch.unflatten(z, 1, (-1, count)), weights
 
-    def _output(self, x: Tensor) -> Tensor:
+    def _codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return codes (R, m, k, d) of targets, and their weights (R, m, k)."""
         if self.codes == "encoder":
-            return finish(mlp(self.head_, self._encode(x)[0]), self.source_)
+            return self._encode(x)[0][:, :, None], torch.ones_like(x[..., :1])
         z, weights = self._search(x)
+        if self.codes == "optimised":
+            return z, weights
+        seen = self.repaired(z.flatten(1, 2), x.repeat_interleave(z.shape[2], 1))
+        return self._encode(seen)[0].view_as(z), weights
+
+    def _output(self, x: Tensor) -> Tensor:
+        z, weights = self._codes(x)
         output = finish(mlp(self.head_, z.flatten(1, 2)), self.source_)
-        output = torch.unflatten(output, 1, weights.shape[1:])
-        return torch.einsum("rms,rms...->rm...", weights, output)
+        return torch.einsum("rms,rms...->rm...", weights, torch.unflatten(output, 1, weights.shape[1:]))
 
     def _latents(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the likeliest code, and what the decoder leaves of x: the shift, where a slab took a column."""
-        if self.codes == "encoder":
-            code = self._encode(x)[0]
-        else:
-            z, weights = self._search(x)
-            best = weights.argmax(-1)[..., None, None].expand(-1, -1, 1, z.shape[-1])
-            code = z.gather(2, best)[:, :, 0]
+        z, weights = self._codes(x)
+        best = weights.argmax(-1)[..., None, None].expand(-1, -1, 1, z.shape[-1])
+        code = z.gather(2, best)[:, :, 0]
         return code, x - mlp(self.decoder_, code)
 
 

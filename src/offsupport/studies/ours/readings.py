@@ -25,7 +25,7 @@ from offsupport.studies.synthetic import FIRST, PLAIN, blocks, estimate, outcome
 from offsupport.studies.tables import Table, TableOptions, register_table
 
 RUNS = {"smoke": 2, "small": 100}
-BLOCK = 50
+BLOCK = 25
 PRINTED_RUNS = 50
 """Runs that the printed accuracies are over: who chooses by them chooses by so many."""
 KL = (0.1, 0.01, 0.001)

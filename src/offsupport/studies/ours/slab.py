@@ -13,16 +13,19 @@ RUNS = {"smoke": 2, "small": 100}
 PARTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("only-source", {}),
     ("vae-slab", {"codes": "encoder"}),
-    ("vae-slab", {"slab": 0.0}),
+    ("vae-slab", {"codes": "optimised", "slab": 0.0}),
+    ("vae-slab", {"codes": "optimised"}),
     ("vae-slab", {}),
 )
-"""A network without codes; codes from the encoder; codes by optimisation, Gaussian columns; and a slab per column."""
+"""A network without codes; codes from the encoder; codes by optimisation, Gaussian columns; a slab per column; and the
+encoder asked about the repaired target."""
+STEPS = ("only-source", "vae-slab, codes=encoder", "vae-slab, codes=optimised, slab=0", "vae-slab, codes=optimised")
 FINITE = ("only-source", "vae-slab", "vae-classes")
 """The rows of dense shifts where each class has one c, which is what the conditional form is for."""
 FINITE_COLUMNS = (5.0, 12.0)
 FIXED: dict[str, Any] = {"embedding": "fixed"}
 CLAIMS = [
-    *(("vae-slab", worse, "sparse") for worse in ("only-source", "vae-slab, codes=encoder", "vae-slab, slab=0")),
+    *(("vae-slab", worse, "sparse") for worse in STEPS),
     *((better, "only-source", "dense, embedding=fixed") for better in FINITE[1:]),
 ]
 
