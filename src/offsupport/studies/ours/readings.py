@@ -226,7 +226,6 @@ def _elsewhere(right: Floats) -> Estimate:
 register_table(
     Table(
         name="readings",
-        record=True,
         title="Table 1 beside the readings of its text: only-source and vae",
         scales={scale: f"{runs} runs of every reading, the same seeds" for scale, runs in RUNS.items()},
         options=frozenset({"runs"}),

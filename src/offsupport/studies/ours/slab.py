@@ -49,7 +49,6 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
 register_table(
     Table(
         name="slab",
-        record=True,
         title="The parts of vae-slab on sparse shifts, and its conditional form on dense ones",
         scales={scale: f"{runs} runs per column, all rows on the same runs" for scale, runs in RUNS.items()},
         options=frozenset({"runs"}),
