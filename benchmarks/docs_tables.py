@@ -44,6 +44,7 @@ PAGES = (
             "monitor.md",
             "auto.md",
             "methods.md",
+            "readings.md",
         )
     ),
     ROOT / "README.md",

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from offsupport.latent.baselines.only_source import OnlySource as OnlySource
     from offsupport.latent.baselines.trimmed import TrimmedNN as TrimmedNN
     from offsupport.latent.baselines.vae import Vae as Vae
+    from offsupport.latent.baselines.vae_slab import ConditionalVae as ConditionalVae
+    from offsupport.latent.baselines.vae_slab import VaeSlab as VaeSlab
     from offsupport.latent.extrapolator.decision import Explanation as Explanation
     from offsupport.latent.extrapolator.estimator import Extrapolator as Extrapolator
     from offsupport.latent.process.draws import Draws as Draws
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from offsupport.latent.process.process import preset as preset
 
 _PUBLIC = {
+    "ConditionalVae": "baselines.vae_slab",
     "Draws": "process.draws",
     "Explanation": "extrapolator.decision",
     "Extrapolator": "extrapolator.estimator",
@@ -29,6 +32,7 @@ _PUBLIC = {
     "Process": "process.process",
     "TrimmedNN": "baselines.trimmed",
     "Vae": "baselines.vae",
+    "VaeSlab": "baselines.vae_slab",
     "draw": "process.draws",
     "preset": "process.process",
 }

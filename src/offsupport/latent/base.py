@@ -119,7 +119,7 @@ class LatentEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn
         """Return probabilities (R, m, K), or standardised predictions (R, m), for standardised samples (R, m, d)."""
 
     def _latents(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise ModelError(f"{type(self).__name__} has no latent variables.", "Use Extrapolator, Vae or Imsda.")
+        raise ModelError(f"{type(self).__name__} has no latent variables.", "Use Extrapolator, Vae, VaeSlab or Imsda.")
 
     def _ready(self, X: Any) -> tuple[Source, Tensor]:
         if not self.__sklearn_is_fitted__():

@@ -62,6 +62,10 @@ class Source:
         parts = ("x", "y", "mean", "scale", "y_mean", "y_scale")
         return replace(self, **{name: getattr(self, name)[runs] for name in parts})
 
+    def raw(self, x: Tensor) -> Tensor:
+        """Return standardised samples (R, m, d) in the units they were given in."""
+        return (x * self.scale + self.mean).to(x.dtype)
+
     def standardise(self, X: Any) -> Tensor:
         """Check observations to predict and return them as (R, m, d), standardised like the source."""
         x = observations(X, "the samples to predict")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -42,17 +42,21 @@ def batches(n: int, size: int, epochs: int, rng: torch.Generator) -> Iterator[Te
         yield from torch.split(torch.randperm(n, generator=rng), size)
 
 
-def adam(params: Params, loss: Callable[[Tensor], Tensor], schedule: Iterator[Tensor], lr: float) -> None:
+def adam(
+    params: Params, loss: Callable[[Tensor], Tensor], schedule: Iterable[Tensor], lr: float | Sequence[float]
+) -> None:
     """Minimise a loss per run over ``schedule`` in place.
 
     Args:
         params: Leaf tensors with a leading run axis.
         loss: Maps a batch of indices to the (R,) losses of the runs.
         schedule: Batches of indices.
-        lr: Step size.
+        lr: Step size, or one per step.
     """
-    optimiser = torch.optim.Adam(params, lr=lr, fused=True)
-    for index in schedule:
+    rates = itertools.repeat(lr) if isinstance(lr, (int, float)) else lr
+    optimiser = torch.optim.Adam(params, fused=True)
+    for index, rate in zip(schedule, rates, strict=False):  # one rate lasts for ever
+        optimiser.param_groups[0]["lr"] = rate
         optimiser.zero_grad()
         torch.autograd.backward(loss(index).sum())
         optimiser.step()

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ from offsupport.latent.baselines.imsda import Imsda
 from offsupport.latent.baselines.only_source import OnlySource
 from offsupport.latent.baselines.trimmed import TrimmedNN
 from offsupport.latent.baselines.vae import Vae
+from offsupport.latent.baselines.vae_slab import ConditionalVae, VaeSlab
 from offsupport.latent.extrapolator.estimator import Extrapolator
+from offsupport.latent.inputs import Source
 from offsupport.latent.process.draws import Draws, draw, oracle
 from offsupport.latent.process.process import Process, Shift, Task, preset
 
@@ -28,6 +30,8 @@ CLASSES: dict[str, type[LatentEstimator]] = {
     "only-source": OnlySource,
     "imsda": Imsda,
     "vae": Vae,
+    "vae-slab": VaeSlab,
+    "vae-classes": ConditionalVae,
     "trimmed-nn": TrimmedNN,
     "extrapolator": Extrapolator,
     "extrapolator-inferred": Extrapolator,
@@ -147,6 +151,8 @@ def make(method: str, process: Process, options: dict[str, Any]) -> LatentEstima
         known |= {"shift": process.shift, "d_c": process.d_c, "d_s": process.d_s}
     if method in TRANSDUCTIVE:
         known["kl"] = KL[method, process.task, process.shift]
+    if method == "vae-classes":
+        known |= {"d_c": process.d_c, "d_s": process.d_s}
     if method == "trimmed-nn":
         known["d_s"] = process.d_s
     return build(CLASSES[method], {**known, **options}, f"latent method {method!r}")
@@ -247,6 +253,72 @@ def run_latent(config: LatentConfig, place: Place) -> Outcome:
 
 
 KINDS.register("latent")(Kind(LatentConfig, run_latent, named_by=("method",)))
+
+
+# Cells of kind ``epochs``: what ``vae`` says of its targets after every pass over the source.
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class _WatchedVae(Vae):
+    """The same estimator, with its answers for the targets kept after every epoch."""
+
+    SEEDED_AS: ClassVar[str] = "Vae"
+
+    def _fit(self, source: Source, x_tgt: Tensor | None) -> None:
+        self.answers_: list[Tensor] = []
+        super()._fit(source, x_tgt)
+
+    @torch.no_grad()
+    def _after_epoch(self, x_tgt: Tensor) -> None:
+        self.answers_.append(self._output(x_tgt).argmax(-1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpochsConfig:
+    """Everything the answers of one block of runs of ``vae`` depend on, epoch by epoch."""
+
+    shift: Literal["dense", "sparse"]
+    """Kind of shift."""
+    distances: list[float]
+    """Distances of the target from the origin; ``vae`` is fitted anew for each."""
+    process: str = "table"
+    """Preset of the process."""
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the process that differ from the preset."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the estimator that differ from its defaults."""
+    first: int = 0
+    """Seed of the first run of the block."""
+    runs: int = 25
+    """Runs in the block, with consecutive seeds and one target each."""
+    threads: int = 1
+    """Threads of the computation."""
+
+    def cell(self) -> Cell:
+        """Return the cell of these settings."""
+        return make_cell("epochs", self)
+
+
+def run_epochs(config: EpochsConfig, place: Place) -> Outcome:
+    """Draw the runs, fit ``vae`` to each, and compare what it says after every epoch with the truth."""
+    import torch
+
+    torch.set_num_threads(config.threads)
+    started = time.perf_counter()
+    seeds = range(config.first, config.first + config.runs)
+    draws = draw(preset(config.process, config.shift, **config.changes), seeds, config.distances)
+    known = {"task": "classification", "shift": config.shift, "d_c": draws.process.d_c, "d_s": draws.process.d_s}
+    estimator = build(_WatchedVae, {**known, **config.options}, "latent method 'vae'")
+    right = []
+    for x_tgt, y_tgt in zip(draws.x_tgt.unbind(1), draws.y_tgt.unbind(1), strict=True):
+        estimator.fit(draws.x, draws.y, x_tgt)
+        right.append((torch.stack(estimator.answers_, -1) == y_tgt[..., None])[:, 0])
+    seconds = time.perf_counter() - started
+    by_epoch = torch.stack(right, 1).long()  # (R, D, epochs)
+    return Outcome({"right": by_epoch.tolist()}, {"seeds": [seeds[0], seeds[-1]]}, {"seconds": seconds})
+
+
+KINDS.register("epochs")(Kind(EpochsConfig, run_epochs))
 
 
 # Cells of kind ``likelihood``: how well a model explains held-out source samples. No label of a target is read.

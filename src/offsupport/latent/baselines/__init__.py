@@ -1,1 +1,1 @@
-"""What the extrapolator is compared with: the paper's own estimator and three others."""
+"""What the extrapolator is compared with: the paper's own estimator, one that works in its spirit, and three others."""

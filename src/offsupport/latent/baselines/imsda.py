@@ -131,7 +131,7 @@ class Imsda(Vae):
         high, log_det = (torch.cat(pair, 1) for pair in zip(source, target, strict=True))
         posterior = log_standard(e) - 0.5 * logvar.sum(-1)  # log N(z; mu, exp(logvar)) in terms of the noise
         divergence = posterior - log_standard(high) - log_det
-        for part in (divergence[:, :n], divergence[:, n:]):
+        for part in (divergence[:, :n], divergence[:, n:])[: 1 + bool(x_tgt.shape[1])]:
             loss = loss + 0.5 * self.kl * (part.mean(1) - self.capacity).abs()
         output = mlp(self.head_, high)
         loss = loss + self._supervised_weight() * supervised_loss(output[:, :n], y)
@@ -158,7 +158,7 @@ class Imsda(Vae):
         return log_standard(high) + log_det
 
     def _output(self, x: Tensor) -> Tensor:
-        high, _ = self._invariant(self._encode(x)[0], self._flows()[:, 1])
+        high, _ = self._invariant(self._encode(self._seen(x))[0], self._flows()[:, 1])
         return finish(mlp(self.head_, high), self.source_)
 
 

@@ -7,7 +7,9 @@ c_hat, likelihood of c_hat on the target and, for dense shifts, the distance of 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -45,6 +47,10 @@ class Vae(LatentEstimator):
     """Target likelihood under N(0, I), or under the source's mixture of classes in c_hat."""
     reconstruct_target: bool = True
     """Whether the target is reconstructed as well."""
+    target_every: int = 1
+    """Steps from one that sees the target to the next."""
+    standardise: bool = True
+    """Whether the networks see columns of mean 0 and deviation 1, or the units of x."""
     distance_to: Literal["origin", "support"] = "origin"
     """Distance of s_hat to the origin, or to the ball that holds 99.9 % of the source batch."""
     width: int = 32
@@ -64,13 +70,26 @@ class Vae(LatentEstimator):
         self.encoder_ = init_mlp([d_x, *hidden, 2 * d_z], runs, rng, source.x.dtype)
         self.decoder_ = init_mlp([d_z, *hidden, d_x], runs, rng, source.x.dtype)
         self.head_ = init_mlp([self._head_width(), source.n_classes or 1], runs, rng, source.x.dtype)
-        noise = self._rng("noise")
-        order = batches(n, self.batch_size, self.epochs, self._rng("order"))
+        noise, step = self._rng("noise"), itertools.count(1)
+        seen, target = self._seen(source.x), self._seen(x_tgt)
 
         def loss(index: Tensor) -> Tensor:
-            return self._loss(source.x.index_select(1, index), source.y.index_select(1, index), x_tgt, noise)
+            beside = target if next(step) % self.target_every == 0 else target[:, :0]
+            return self._loss(seen.index_select(1, index), source.y.index_select(1, index), beside, noise)
 
-        adam(self._parameters(), loss, order, self.lr)
+        adam(self._parameters(), loss, self._order(n, x_tgt), self.lr)
+
+    def _order(self, n: int, x_tgt: Tensor) -> Iterator[Tensor]:
+        rng = self._rng("order")
+        for _ in range(self.epochs):
+            yield from batches(n, self.batch_size, 1, rng)
+            self._after_epoch(x_tgt)  # the step of its last batch is taken when the next one is asked for
+
+    def _after_epoch(self, x_tgt: Tensor) -> None:
+        """Look at the model after a pass over the source; for those who study the fit."""
+
+    def _seen(self, x: Tensor) -> Tensor:
+        return x if self.standardise else self.source_.raw(x)
 
     def _parameters(self) -> Params:
         return [*self.encoder_, *self.decoder_, *self.head_]
@@ -88,6 +107,8 @@ class Vae(LatentEstimator):
         loss = self.reconstruction * (mlp(self.decoder_, decoded) - seen).square().sum(-1).mean(1)
         loss = loss + self.kl * gaussian_kl(mu[:, :n], logvar[:, :n]).mean(1)
         loss = loss + self._supervised_weight() * supervised_loss(mlp(self.head_, c_src), y)
+        if not x_tgt.shape[1]:
+            return loss
         loss = loss - self.likelihood * self._log_prior(c_tgt, c_src, y).mean(1)
         if self.shift == "dense":
             loss = loss + self.distance * self._distance(z_src[..., self.d_c :], z_tgt[..., self.d_c :]).mean(1)
@@ -135,7 +156,7 @@ class Vae(LatentEstimator):
             X: (n, d) samples from the source, or (R, n, d).
             draws: Draws from the posterior per sample; more only raise the estimate.
         """
-        _, x = self._ready(X)
+        x = self._seen(self._ready(X)[1])
         mu, logvar = self._encode(x)
         noise = self._rng("likelihood")
         weights = []
@@ -159,10 +180,10 @@ class Vae(LatentEstimator):
         return log_standard(z)
 
     def _output(self, x: Tensor) -> Tensor:
-        return finish(mlp(self.head_, self._encode(x)[0][..., : self.d_c]), self.source_)
+        return finish(mlp(self.head_, self._encode(self._seen(x))[0][..., : self.d_c]), self.source_)
 
     def _latents(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mu = self._encode(x)[0]
+        mu = self._encode(self._seen(x))[0]
         return mu[..., : self.d_c], mu[..., self.d_c :]
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from offsupport.core.errors import ConfigError
 
 Activation = Literal["leaky", "relu", "smooth"]
-Weights = Literal["bounded", "uniform"]
+Weights = Literal["bounded", "uniform", "torch"]
 CANDIDATES = 64  # matrices drawn per layer by ``uniform``; the best-conditioned quarter of them is eligible
 
 
@@ -93,13 +93,23 @@ def draw_mlp(
     condition: float = 3.0,
     bias: float = 1.0,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Draw the weights and biases of one run; biases are U(-bias, bias)."""
+    """Draw the weights and biases of one run; biases are U(-bias, bias), with weights ``torch`` over sqrt(fan-in)."""
     pairs = list(itertools.pairwise(sizes))
+    if weights == "torch":
+        return _linear_layers(pairs, bias, rng)
     if weights == "bounded":
         matrices = [bounded_matrix(b, a, condition, rng) for a, b in pairs]
     else:
         matrices = [uniform_matrix(b, a, rng) for a, b in pairs]
     return matrices, [(torch.rand(b, generator=rng, dtype=torch.float64) * 2 - 1) * bias for b in sizes[1:]]
+
+
+def _linear_layers(
+    pairs: Sequence[tuple[int, int]], bias: float, rng: torch.Generator
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Draw what ``torch.nn.Linear`` starts from: U(-1, 1) / sqrt(fan-in), biases alike."""
+    parts = [(torch.rand(b, a + 1, generator=rng, dtype=torch.float64) * 2 - 1) / a**0.5 for a, b in pairs]
+    return [part[:, :-1] for part in parts], [bias * part[:, -1] for part in parts]
 
 
 @dataclass(frozen=True)

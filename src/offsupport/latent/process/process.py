@@ -59,7 +59,8 @@ class Process:
     """Slope for negative inputs of the leaky and smooth activations."""
     weights: Weights = "bounded"
     """bounded: singular values within ``condition`` of each other; uniform: U(-1, 1) entries, unit columns, the
-    best-conditioned quarter of the draws (about three times as ill-conditioned at width 6)."""
+    best-conditioned quarter of the draws (about three times as ill-conditioned at width 6); torch: as torch.nn.Linear
+    starts, U(-1, 1) / sqrt(fan-in), which shrinks what passes through it."""
     condition: float = 3.0
     """Largest condition number of a ``bounded`` weight matrix; 1 makes them orthogonal."""
     bias: float = 1.0
