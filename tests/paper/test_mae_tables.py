@@ -9,7 +9,7 @@ from record_maker import make_record
 from offsupport import zoo
 from offsupport.data import EXTRA, STANDARD
 from offsupport.studies import TABLES, TableOptions
-from offsupport.studies.mae_arms import APART, SCALES, SHAPES, Arm, adapted_models, by_arm, config_of
+from offsupport.studies.mae_arms import APART, CHOSEN_ON, SCALES, SHIFTS, Arm, adapted_models, by_arm, config_of
 from offsupport.studies.paper.table3 import PRINTED
 
 MODELS = SCALES["smoke"].models
@@ -18,7 +18,7 @@ METHODS = {None: "source", 0: "mae-ttt"}
 
 
 def record(arm, corruption, rate, seed):
-    rng = np.random.default_rng([seed, (*STANDARD, *SHAPES, *APART).index(corruption)])
+    rng = np.random.default_rng([seed, (*STANDARD, *SHIFTS, *APART).index(corruption)])
     correct = rng.permutation(40) < 40 * rate  # the same images are easy for every arm
     hyper = {"em_steps": arm.em_steps} if arm.em_steps else {}
     hyper |= {} if arm.reconstructs else {"recon_steps": 0}
@@ -115,13 +115,14 @@ def test_a_step_size_is_that_of_its_regime_and_method():
 def test_step_sizes_are_tuned_on_corruptions_that_are_not_reported():
     cells = TABLES["tuning-mae"].cells("smoke", TableOptions())
     assert len(cells) == len(set(cells)) == (3 + 9) * len(EXTRA)
-    assert {cell.config["corruption"] for cell in cells} == set(EXTRA)
+    assert {cell.config["corruption"] for cell in cells} == set(CHOSEN_ON)
     assert {c.config["hyper"]["em_tune"] for c in cells if c.config["method"] == "mae-ttt+em"} == {
         "norms",
         "encoder",
         "encoder-and-head",
     }
     cells = TABLES["tuning-mae"].cells("small", TableOptions())
+    assert {cell.config["corruption"] for cell in cells} == set(EXTRA)
     budget = {m: {c.config["hyper"]["lr"] for c in cells if c.config["method"] == m} for m in ("mae-ttt", "mae-ttt+em")}
     assert budget["mae-ttt"] == budget["mae-ttt+em"] == {0.0017, 0.005, 0.015, 0.05}
 
@@ -147,7 +148,7 @@ def test_digits_are_three_networks_under_the_same_shifts():
     assert len(cells) == len(set(cells)) == 3 * 22 * 7
     networks = {(cell.config["seed"], cell.config["model"].partition("@")[0]) for cell in cells}
     assert networks == {(0, "zoo:digits-mae"), (1, "digits-mae-seed1"), (2, "digits-mae-seed2")}
-    assert not {cell.config["corruption"] for cell in cells} & set(EXTRA)  # what settings were chosen on
+    assert not {cell.config["corruption"] for cell in cells} & set(CHOSEN_ON)
     assert {cell.config["batch_size"] for cell in cells} == {32}
     three = [cell for cell in TABLES["table3"].cells("digits", TableOptions()) if cell.kind == "adapt"]
     assert len(set(three) - set(cells)) == 2 * 22  # joint and fine-tuned, one network each
@@ -155,7 +156,7 @@ def test_digits_are_three_networks_under_the_same_shifts():
 
 
 def test_averages_leave_out_what_stands_apart():
-    made = records(DIGITS, shifts=(*STANDARD, *SHAPES))
+    made = records(DIGITS, shifts=SHIFTS)
     made += [record(arm, "invert", 0.1 if arm.em_steps is not None else 0.5, s) for arm in DIGITS for s in range(2)]
     found = TABLES["table4"].measure("digits", made).to_dict()
     rows = {(row["method"], row["column"]): row["value"] for row in found["rows"]}

@@ -11,7 +11,8 @@ from offsupport.data import STANDARD
 from offsupport.results.rows import Claim, Row
 from offsupport.studies.mae_arms import (
     APART,
-    SHAPES,
+    PUBLISHED,
+    SHIFTS,
     Arm,
     abouts,
     accuracy_row,
@@ -66,7 +67,7 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
     return [*arm_cells(found, arms, options), *episode_cells(found)]
 
 
-_SHIFTS = (*STANDARD, *SHAPES, *APART)
+_SHIFTS = tuple(dict.fromkeys((*STANDARD, *SHIFTS, *APART)))
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
@@ -78,7 +79,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
             dataset = columns[corruption][0].dataset
             row = accuracy_row(method, f"{dataset}/{corruption}", columns[corruption], printed.get(corruption))
             found.append(row)
-        if columns.keys() - APART in ({*STANDARD}, {*STANDARD, *SHAPES}):
+        if columns.keys() - APART in ({*STANDARD}, {*PUBLISHED}, {*SHIFTS}):
             found.append(accuracy_row(method, f"{dataset}/avg", whole(columns), printed.get("avg")))
     return found
 
