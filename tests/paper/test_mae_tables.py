@@ -82,7 +82,7 @@ def test_table3_takes_what_table4_has_computed():
     shared = set(four) & set(three)
     assert {cell.config["method"] for cell in shared} == {"source", "mae-ttt", "mae-ttt+em"}
     names = {cell.config["model"].partition("@")[0] for cell in set(three) - shared}
-    assert names == {"zoo:digits-mae-joint", "zoo:digits-mae-finetune"}
+    assert names == {"digits-mae-joint", "digits-mae-finetune"}
     assert sum(cell.kind == "episode" for cell in three) == 1
 
 

@@ -92,7 +92,7 @@ INFORMATION = {
     "em_lr": 1e-3,
 }
 """The entropy steps there: SHOT's information maximisation by an optimiser of its own."""
-_DIGITS = {"probe": "zoo:digits-mae", "joint": "zoo:digits-mae-joint", "finetune": "zoo:digits-mae-finetune"}
+_DIGITS = {"probe": "zoo:digits-mae", "joint": "digits-mae-joint", "finetune": "digits-mae-finetune"}
 SCALES = {
     "smoke": Scale(
         "96 embedded digits under 13 corruptions in batches of 32, the zoo's autoencoder",
