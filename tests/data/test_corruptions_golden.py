@@ -11,11 +11,13 @@ import pytest
 from corruption_loops import synthetic_images
 
 from offsupport.core.files import read_json, sha256_bytes, write_json
-from offsupport.data.corruptions import ALL, corrupt, max_severity
+from offsupport.data.corruptions import ALL, corrupt, list_corruptions, max_severity
 
 GOLDEN = Path(__file__).with_name("corruptions_golden.json")
 ELEMENTWISE = {"gaussian_noise", "shot_noise", "impulse_noise", "brightness", "contrast", "speckle_noise", "saturate"}
-CASES = [(name, severity) for name in ALL for severity in range(1, max_severity(name) + 1)]
+ELEMENTWISE |= {"uniform_noise", "coarse_noise", "occlusion", "invert", "thick_strokes", "thin_strokes"}
+SHAPES = [name for name, group in list_corruptions().items() if group == "shape"]
+CASES = [(name, severity) for name in (*ALL, *SHAPES) for severity in range(1, max_severity(name) + 1)]
 
 
 def measure(name, severity):

@@ -149,6 +149,7 @@ def test_source_statistics_are_made_with_the_preset():
         ("memo+sc", {}, True),
         ("mae-ttt", {}, True),
         ("mae-ttt", {"online": True}, False),
+        ("mae-ttt+em", {"together": True}, False),
     ],
 )
 def test_methods_that_predict_each_image_by_itself_say_so(method, hyper, independent):

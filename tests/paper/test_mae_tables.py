@@ -9,7 +9,7 @@ from record_maker import make_record
 from offsupport import zoo
 from offsupport.data import EXTRA, STANDARD
 from offsupport.studies import TABLES, TableOptions
-from offsupport.studies.mae_arms import SCALES, Arm, adapted_models, by_arm, config_of
+from offsupport.studies.mae_arms import APART, CHOSEN_ON, SCALES, SHIFTS, Arm, adapted_models, by_arm, config_of
 from offsupport.studies.paper.table3 import PRINTED
 
 MODELS = SCALES["smoke"].models
@@ -18,15 +18,16 @@ METHODS = {None: "source", 0: "mae-ttt"}
 
 
 def record(arm, corruption, rate, seed):
-    rng = np.random.default_rng([seed, STANDARD.index(corruption)])
+    rng = np.random.default_rng([seed, (*STANDARD, *SHIFTS, *APART).index(corruption)])
     correct = rng.permutation(40) < 40 * rate  # the same images are easy for every arm
     hyper = {"em_steps": arm.em_steps} if arm.em_steps else {}
+    hyper |= {} if arm.reconstructs else {"recon_steps": 0}
     method = METHODS.get(arm.em_steps, "mae-ttt+em")
     return make_record(method, corruption, correct, "digits-c", hyper=hyper, model=MODELS[arm.model], seed=seed)
 
 
-def records(arms, seeds=2):
-    return [record(arm, c, rate + 0.1 * s, s) for arm, rate in arms.items() for c in STANDARD for s in range(seeds)]
+def records(arms, seeds=2, shifts=STANDARD):
+    return [record(arm, c, rate + 0.1 * s, s) for arm, rate in arms.items() for c in shifts for s in range(seeds)]
 
 
 def test_table4_has_a_column_per_number_of_steps():
@@ -80,7 +81,8 @@ def test_table3_takes_what_table4_has_computed():
     three = TABLES["table3"].cells("smoke", TableOptions())
     shared = set(four) & set(three)
     assert {cell.config["method"] for cell in shared} == {"source", "mae-ttt", "mae-ttt+em"}
-    assert {cell.config["model"] for cell in set(three) - shared} == {"digits-mae-joint", "digits-mae-finetune"}
+    names = {cell.config["model"].partition("@")[0] for cell in set(three) - shared}
+    assert names == {"digits-mae-joint", "digits-mae-finetune"}
     assert sum(cell.kind == "episode" for cell in three) == 1
 
 
@@ -102,7 +104,7 @@ def test_arms_are_found_again_whatever_the_hash_of_the_weights():
 
 
 def test_a_step_size_is_that_of_its_regime_and_method():
-    scale = dataclasses.replace(SCALES["smoke"], rates={("probe", "mae-ttt"): 0.5})
+    scale = dataclasses.replace(SCALES["small"], rates={("probe", "mae-ttt"): 0.5})
     hypers = {
         arm: config_of(scale, arm, "fog", seed=0).hyper for arm in (Arm("probe", 0), Arm("joint", 0), Arm("probe"))
     }
@@ -112,7 +114,14 @@ def test_a_step_size_is_that_of_its_regime_and_method():
 
 def test_step_sizes_are_tuned_on_corruptions_that_are_not_reported():
     cells = TABLES["tuning-mae"].cells("smoke", TableOptions())
-    assert len(cells) == len(set(cells)) == 2 * 4 * len(EXTRA)
+    assert len(cells) == len(set(cells)) == (3 + 9) * len(EXTRA)
+    assert {cell.config["corruption"] for cell in cells} == set(CHOSEN_ON)
+    assert {c.config["hyper"]["em_tune"] for c in cells if c.config["method"] == "mae-ttt+em"} == {
+        "norms",
+        "encoder",
+        "encoder-and-head",
+    }
+    cells = TABLES["tuning-mae"].cells("small", TableOptions())
     assert {cell.config["corruption"] for cell in cells} == set(EXTRA)
     budget = {m: {c.config["hyper"]["lr"] for c in cells if c.config["method"] == m} for m in ("mae-ttt", "mae-ttt+em")}
     assert budget["mae-ttt"] == budget["mae-ttt+em"] == {0.0017, 0.005, 0.015, 0.05}
@@ -128,3 +137,50 @@ def test_candidates_are_averaged_over_corruptions():
     averages = {row["method"]: row["value"] for row in found if row["column"] == "digits-c/avg"}
     assert averages == {"mae-ttt+em (probe, lr=0.1)": 50.0}  # the other lacks two corruptions
     assert sum(row["method"] == "mae-ttt+em (probe, lr=0.2)" for row in found) == 2
+
+
+DIGITS = {Arm("probe"): 0.4, Arm("probe", 0): 0.5, Arm("probe", 1): 0.6, Arm("probe", 2): 0.7, Arm("probe", 3): 0.8}
+DIGITS |= {Arm("probe", 1, reconstructs=False): 0.5, Arm("probe", 3, reconstructs=False): 0.7}
+
+
+def test_digits_are_three_networks_under_the_same_shifts():
+    cells = [cell for cell in TABLES["table4"].cells("digits", TableOptions()) if cell.kind == "adapt"]
+    assert len(cells) == len(set(cells)) == 3 * 22 * 7
+    networks = {(cell.config["seed"], cell.config["model"].partition("@")[0]) for cell in cells}
+    assert networks == {(0, "zoo:digits-mae"), (1, "digits-mae-seed1"), (2, "digits-mae-seed2")}
+    assert not {cell.config["corruption"] for cell in cells} & set(CHOSEN_ON)
+    assert {cell.config["batch_size"] for cell in cells} == {32}
+    three = [cell for cell in TABLES["table3"].cells("digits", TableOptions()) if cell.kind == "adapt"]
+    assert len(set(three) - set(cells)) == 2 * 22  # joint and fine-tuned, one network each
+    assert len(TABLES["table4"].cells("digits", TableOptions(seeds=1))) == 22 * 7 + 1
+
+
+def test_averages_leave_out_what_stands_apart():
+    made = records(DIGITS, shifts=SHIFTS)
+    made += [record(arm, "invert", 0.1 if arm.em_steps is not None else 0.5, s) for arm in DIGITS for s in range(2)]
+    found = TABLES["table4"].measure("digits", made).to_dict()
+    rows = {(row["method"], row["column"]): row["value"] for row in found["rows"]}
+    assert rows["mae-ttt+em", "em-3"] == pytest.approx(85)
+    assert rows["mae-ttt+em", "only-3"] == pytest.approx(75)
+    assert rows["mae-ttt+em (invert)", "em-0"] == pytest.approx(10)
+    verdicts = {claim["claim"]: claim["verdict"] for claim in found["claims"]}
+    assert verdicts["MAE-TTT has a lower error than no adaptation (probe model)"] == "holds"
+    assert verdicts["MAE-TTT has a lower error than no adaptation on invert (probe model)"] == "does-not-hold"
+    assert verdicts["three entropy steps with reconstruction have a lower error than without (probe model)"] == "holds"
+    averages = {row["column"]: row["value"] for row in TABLES["table3"].measure("digits", made).to_dict()["rows"]}
+    assert averages["digits-c/avg"] == pytest.approx(75)  # of the last row
+
+
+def test_shifts_drawn_anew_decide_by_the_number_of_shifts():
+    """A gain on a few shifts is decided by images, and is not by shifts."""
+    few = {"fog": 0.9, "snow": 0.9}
+    made = [record(Arm("probe", 0), c, 0.5, 0) for c in STANDARD]
+    made += [record(Arm("probe", 3), c, few.get(c, 0.5), 0) for c in STANDARD]
+    made += [record(Arm("probe", 1, reconstructs=False), c, 0.5, 0) for c in STANDARD]
+    claims = {c.claim: c for c in TABLES["table4"].claims(made)}
+    sentence = "three entropy steps have a lower error than none (probe model)"
+    images, shifts = claims[sentence], claims[f"{sentence}, over shifts drawn anew"]
+    assert images.verdict == "holds"
+    assert shifts.verdict == "undecided"
+    assert images.evidence.value == pytest.approx(shifts.evidence.value) == pytest.approx(-100 * 0.8 / 15)
+    assert images.evidence.n == shifts.evidence.n

@@ -27,7 +27,7 @@ def test_a_card_fits_its_weights_and_its_recipe(name):
     assert card["command"].startswith(f"offsupport train {name} ")
     low, high = card["test"]["ci95"]
     assert low < card["test"]["accuracy"] < high
-    assert card["test"]["n"] == 10_000
+    assert card["test"]["n"] == {"cifar10": 10_000, "digits": 599}[card["recipe"]["dataset"]]
     assert len(card["log"]) == card["epochs"]
 
 
@@ -41,15 +41,15 @@ def test_the_models_load(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_accuracy_on_the_card_is_measured_again(name):
-    root = Path(os.environ.get("OFFSUPPORT_DATA", "."))
-    if not (root / "cifar-10-batches-py").is_dir():
-        pytest.skip("needs CIFAR-10 in $OFFSUPPORT_DATA")
     card = zoo.card(name)
-    test = offsupport.data.load("cifar10", root)
+    root, dataset = Path(os.environ.get("OFFSUPPORT_DATA", ".")), card["recipe"]["dataset"]
+    if dataset == "cifar10" and not (root / "cifar-10-batches-py").is_dir():
+        pytest.skip("needs CIFAR-10 in $OFFSUPPORT_DATA")
+    test = offsupport.data.load(dataset, root)
     assert test.sha256 == card["data"]["test_sha256"]
     right = correct(offsupport.load_model(f"zoo:{name}"), Examples.of(test))
-    # The last bits of the logits differ between processors and thread counts.
-    assert right / len(test) == pytest.approx(card["test"]["accuracy"], abs=5e-4)
+    # The last bits of the logits differ between processors and thread counts: an image or a few may change sides.
+    assert right / len(test) == pytest.approx(card["test"]["accuracy"], abs=max(5e-4, 1.5 / len(test)))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """MAE test-time training: reconstruct the test image from parts of it, and then be certain about the whole of it.
 
-Every image is an episode: the source weights learn to reconstruct it, predict it, and are put back.
+Every image is an episode: the source weights learn to reconstruct it, predict it, and are put back. Different images
+may also share an episode, a batch at a time: being certain then has to leave room for all classes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -21,9 +24,10 @@ from offsupport.engine.guard import blank
 from offsupport.engine.registry import register_method
 from offsupport.functional import entropy, marginal_entropy, mutual_information
 from offsupport.nn.mae import Inside, draw_masks, visible_patches
-from offsupport.nn.norm import Statistics
+from offsupport.nn.norm import Statistics, affine_parameters
 
 Views = Literal["copies", "crops"]
+Rule = Literal["adam", "sgd"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,14 +36,14 @@ class MaeTttConfig(StepConfig):
 
     lr: float = 5e-3
     """Step size."""
-    optimizer: Literal["adam", "sgd"] = "sgd"
+    optimizer: Rule = "sgd"
     """Update rule; ``adam`` has decoupled weight decay and a second moment decay of 0.95."""
     weight_decay: float = 0.0
     """Pull of the weights to zero."""
     steps: int = 20
-    """Iterations per image (per batch with ``online``)."""
+    """Iterations per image (per batch with ``together`` or ``online``)."""
     masks: int = 128
-    """Masked versions of the image (with ``online``: of the batch, at least one of each) in a reconstruction step."""
+    """Masked versions of the image (of the batch: at least one of each image) in a reconstruction step."""
     mask_ratio: float = 0.75
     """Share of the patches that is removed."""
     tune: Literal["encoder", "encoder-without-tokens", "all"] = "encoder"
@@ -48,6 +52,8 @@ class MaeTttConfig(StepConfig):
     """Whether all masks lie over the image itself or each over a random crop of it."""
     online: bool = False
     """Treat each batch as one episode that goes on from the last one, instead of each image as one of its own."""
+    together: bool = False
+    """Treat each batch as one episode, and put everything back after it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,11 +61,20 @@ class MaeTttConfig(StepConfig):
         require("steps", self.steps >= 1, "at least 1")
         require("masks", self.masks >= 1, "at least 1")
         require("mask_ratio", 0 < self.mask_ratio < 1, "above 0 and below 1")
+        if self.online and self.together:
+            raise ConfigError(
+                "online=True goes on after a batch and together=True puts everything back.", "Leave one of them out."
+            )
+
+    @property
+    def by_batch(self) -> bool:
+        """Whether the images of a batch share an episode."""
+        return self.online or self.together
 
     @property
     def independent(self) -> bool:
-        """Whether an image is predicted by that image alone: each is an episode, unless episodes go on."""
-        return not self.online
+        """Whether an image is predicted by that image alone: each is an episode, unless a batch is one."""
+        return not self.by_batch
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
         """Return the optimiser of these hyper-parameters."""
@@ -79,7 +94,7 @@ class MaeTttConfig(StepConfig):
         scored="after the last step",
         norm="none",
         source="none",
-        single="each image is an episode of its own, whatever the batch",
+        single="each image is an episode of its own, whatever the batch; with together or online, the batch is",
     ),
     MaeTttConfig,
 )
@@ -94,7 +109,11 @@ class MaeTtt(Adapter):
         "cifar100": {"steps": 10, "masks": 32},
         "imagenet": {},
     }
-    trains_classifier: ClassVar[bool] = False
+
+    @property
+    def trains_classifier(self) -> bool:
+        """Whether the classifier adapts, too."""
+        return False
 
     @property
     def inside(self) -> Inside:
@@ -121,9 +140,10 @@ class MaeTtt(Adapter):
         return [module for name, module in mae.named_children() if name.startswith(tuple(kept))]
 
     def step(self, x: Tensor) -> Tensor:
-        """Adapt to each image by itself and predict it, or to the batch as a whole with ``online``."""
+        """Adapt to each image by itself and predict it, or to the batch as a whole."""
         if not self.config.online:
-            return torch.cat([self._episode(image) for image in torch.split(x, 1)])
+            episodes = [x] if self.config.together else torch.split(x, 1)
+            return torch.cat([self._episode(images) for images in episodes])
         for _ in self.iterations(x, self.generator):
             pass
         return self.predict(x)
@@ -131,10 +151,14 @@ class MaeTtt(Adapter):
     def iterations(self, x: Tensor, generator: torch.Generator) -> Iterator[None]:
         """Adapt to ``x``; yields after each iteration, so that one may look on."""
         for _ in range(self.config.steps):
-            self.descend(self._reconstruction(x, generator))
+            self.reconstruct(x, generator)
             self.after_reconstruction(x, generator)
             yield
         self._require_finite_parameters()
+
+    def reconstruct(self, x: Tensor, generator: torch.Generator) -> None:
+        """Take the reconstruction step of an iteration."""
+        self.descend(self._reconstruction(x, generator))
 
     def after_reconstruction(self, x: Tensor, generator: torch.Generator) -> None:
         """Do what else belongs to an iteration; nothing here."""
@@ -158,12 +182,17 @@ class MaeTtt(Adapter):
             raise StepRejected("bad_loss")
         require_graph(loss)
         self.passes["backward"] += 1
-        parameters = list(self.parameters_adapted.values())
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        self.unreached = {name for name, g in zip(self.parameters_adapted, found, strict=True) if g is None}
-        if not all_finite([gradient for gradient in found if gradient is not None]):
+        asked = self.movable()
+        gradients = torch.autograd.grad(loss, list(asked.values()), allow_unused=True)
+        found = {name: g for name, g in zip(asked, gradients, strict=True) if g is not None}
+        self.unreached = self.parameters_adapted.keys() - found.keys()
+        if not all_finite(list(found.values())):
             raise StepRejected("bad_grad")
-        return [p.new_zeros(()).expand_as(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        return [found.get(name, p.new_zeros(()).expand_as(p)) for name, p in self.parameters_adapted.items()]
+
+    def movable(self) -> dict[str, nn.Parameter]:
+        """Return what the stage that goes on may move: here everything that adapts."""
+        return self.parameters_adapted
 
     def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Take a step with what was reached; parameters are looked at when the episode ends or its loss breaks."""
@@ -175,10 +204,10 @@ class MaeTtt(Adapter):
 
     def _set_up_batches(self) -> None:
         super()._set_up_batches()
-        if not self.config.online and self.min_batch > 1:
+        if not self.config.by_batch and self.min_batch > 1:
             raise ConfigError(
                 "Each image is an episode of its own, so batches need no least size.",
-                "Leave min_batch out, or pass online=True.",
+                "Leave min_batch out, or pass together=True or online=True.",
             )
 
     def _require_finite_parameters(self) -> None:
@@ -186,7 +215,7 @@ class MaeTtt(Adapter):
             raise StepRejected("bad_param")
 
     def _episode(self, x: Tensor) -> Tensor:
-        """Adapt to one image, predict it, put everything back; an episode that fails predicts with source weights."""
+        """Adapt to ``x``, predict it, put everything back; an episode that fails predicts with source weights."""
         if blank(x):
             self.count("empty_selection")
             return self.predict(x)
@@ -231,43 +260,68 @@ _SECOND = "second:"
 class MaeTttEmConfig(MaeTttConfig):
     """Hyper-parameters of MAE test-time training with entropy steps."""
 
+    recon_steps: int = 1
+    """Reconstruction steps per iteration; 0 leaves the entropy steps alone."""
     em_steps: int = 1
-    """Entropy steps after each reconstruction step."""
+    """Entropy steps after the reconstruction step."""
     em_loss: Uncertainty = "entropy"
     """The mean entropy of the predictions; that minus the entropy of their mean; or the entropy of their mean alone."""
     em_views: Views = "copies"
-    """What is classified: the image itself, or random crops of it. With ``online`` it is the batch, uncropped."""
+    """What is classified: the image itself, or random crops of it. A batch that is one episode is taken as it is."""
     em_images: int = 32
     """Number of crops. Copies are all alike, so one stands for them all."""
+    em_tune: Literal["norms", "encoder", "encoder-and-head"] = "encoder-and-head"
+    """What the entropy steps may change; ``norms`` are the scales and shifts of the encoder's norm layers."""
     optimizers: Literal["shared", "separate"] = "shared"
-    """Whether both stages share their momentum."""
+    """Whether both stages share their momentum, and with it rule and step size."""
+    em_optimizer: Rule | None = None
+    """Update rule of the entropy steps where optimisers are separate; None is that of reconstruction."""
+    em_lr: float | None = None
+    """Their step size, likewise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require("recon_steps", self.recon_steps >= 0, "at least 0")
         require("em_steps", self.em_steps >= 0, "at least 0")
         require("em_images", self.em_images >= 1, "at least 1")
-        if self.em_loss == "information" and not self.online and (self.em_views == "copies" or self.em_images == 1):
+        require("em_lr", self.em_lr is None or 0 <= self.em_lr <= 1e6, "in [0, 1e6]")
+        if self.em_loss == "information" and not self.by_batch and (self.em_views == "copies" or self.em_images == 1):
             raise ConfigError(
                 "The information between copies of one image and their predictions is zero, and so is its gradient.",
-                'Use em_loss="entropy", several em_views="crops", or online=True with batches of different images.',
+                'Use em_loss="entropy", several em_views="crops", or together=True (or online=True) with batches of '
+                "different images.",
             )
-        if self.online and self.em_views == "crops":
+        if self.by_batch and self.em_views == "crops":
             raise ConfigError(
-                'With online=True the entropy steps take the batch as it is, so em_views="crops" would change nothing.',
-                "Leave one of them out.",
+                'Entropy steps take a batch that is one episode as it is, so em_views="crops" would change nothing.',
+                "Leave it out, or let each image be an episode: without online and together.",
             )
+        if self.optimizers == "shared" and (self.em_lr, self.em_optimizer) != (None, None):
+            raise ConfigError(
+                "The stages share one optimiser, so em_lr and em_optimizer would change nothing.",
+                'Add optimizers="separate".',
+            )
+        if not self.recon_steps and not self.em_steps:
+            raise ConfigError("Without steps of either kind nothing adapts.", "Raise recon_steps or em_steps.")
+
+    def second_optimizer(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Return the optimiser of the entropy steps; groups with a step size of their own keep its ratio to ``lr``."""
+        lr = self.lr if self.em_lr is None else self.em_lr
+        own = dataclasses.replace(self, lr=lr, optimizer=self.em_optimizer or self.optimizer)
+        scale = lr / self.lr if self.lr else 1.0
+        return own.make_optimizer([group | ({"lr": scale * group["lr"]} if "lr" in group else {}) for group in groups])
 
 
 @register_method(
     MethodInfo(
         name="mae-ttt+em",
-        summary="MAE test-time training with entropy steps on the whole image after each reconstruction step.",
+        summary="MAE test-time training with entropy steps on whole images after each reconstruction step.",
         paper="Kong et al. 2024",
         adapts="the encoder of a masked autoencoder, and the classifier",
         scored="after the last step",
         norm="none",
         source="none",
-        single="each image is an episode of its own, whatever the batch",
+        single="each image is an episode of its own, whatever the batch; with together or online, the batch is",
     ),
     MaeTttEmConfig,
 )
@@ -275,34 +329,68 @@ class MaeTttEm(MaeTtt):
     """Each iteration: a reconstruction step (encoder), then entropy steps on whole images (encoder and classifier)."""
 
     config: MaeTttEmConfig
-    trains_classifier: ClassVar[bool] = True
+    being_certain = False
+    """Whether the stage that goes on is that of the entropy steps."""
+
+    @property
+    def trains_classifier(self) -> bool:
+        """Whether the classifier adapts, too."""
+        return self.config.em_tune == "encoder-and-head"
+
+    def announce(self) -> None:
+        """Say what entropy does on one image."""
+        super().announce()
+        if self.config.em_steps and not self.config.by_batch and self.config.em_views == "copies":
+            warnings.warn(
+                f"{self.info.name}: entropy steps on a single image make the network surer of what it says already: "
+                "they lock its prediction in, and undo what reconstruction gains. On batches of different images pass "
+                'together=True, em_loss="information" (docs/mae.md); on single ones, mae-ttt does without.',
+                stacklevel=3,
+            )
+
+    def reconstruct(self, x: Tensor, generator: torch.Generator) -> None:
+        """Take the reconstruction steps of an iteration."""
+        for _ in range(self.config.recon_steps):
+            super().reconstruct(x, generator)
 
     def after_reconstruction(self, x: Tensor, generator: torch.Generator) -> None:
-        """Take the entropy steps; a lone image of an online stream says nothing by information, so there are none."""
-        if self.config.online and self.config.em_loss == "information" and len(x) == 1:
+        """Take the entropy steps; a lone image says nothing by information, so there are none."""
+        if self.config.by_batch and self.config.em_loss == "information" and len(x) == 1:
             self.count("empty_selection")
             return
         for _ in range(self.config.em_steps):
             seen = x
             # Copies of one image have one prediction: a single forward pass gives the same loss and gradient.
-            if self.config.em_views == "crops" and not self.config.online:
+            if self.config.em_views == "crops":
                 seen = crops(x.expand(self.config.em_images, -1, -1, -1), generator)
             self._descend_uncertainty(uncertainty(self.network(seen), self.config.em_loss))
 
+    def movable(self) -> dict[str, nn.Parameter]:
+        """Return what the stage that goes on may move; the entropy steps may be held to the encoder's norm layers."""
+        return self.norms if self.being_certain and self.config.em_tune == "norms" else self.parameters_adapted
+
+    @functools.cached_property
+    def norms(self) -> dict[str, nn.Parameter]:
+        """Scales and shifts of the encoder's norm layers."""
+        found = affine_parameters(self.model)
+        kept = {name: parameter for name, parameter in self.parameters_adapted.items() if name in found}
+        left_out = tuple(self.inside.prefix + name for name in ("decoder", "classifier"))
+        return {name: parameter for name, parameter in kept.items() if not name.startswith(left_out)}
+
     def _descend_uncertainty(self, loss: Tensor) -> None:
         first = self.optimizer
-        self.optimizer = self.second or first
+        self.optimizer, self.being_certain = self.second or first, True
         try:
             self.descend(loss)
         finally:
-            self.optimizer = first
+            self.optimizer, self.being_certain = first, False
 
     # The second optimiser is part of the state -----------------------------------------------------------------------
 
     def _set_up_batches(self) -> None:
         super()._set_up_batches()
         separate = self.config.optimizers == "separate"
-        self.second = self.config.make_optimizer(self.parameter_groups()) if separate else None
+        self.second = self.config.second_optimizer(self.parameter_groups()) if separate else None
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Return the optimisers by what stands before a parameter's name in a snapshot."""

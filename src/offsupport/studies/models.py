@@ -195,7 +195,7 @@ def _network(recipe: str) -> nn.Module:
     return fresh_network(read_recipe(recipe), CLASSES)
 
 
-def _trained(recipe: str) -> nn.Module:
+def _trained(recipe: str, seed: int = 0) -> nn.Module:
     import torch
 
     from offsupport.training import read_recipe, train_on_the_spot
@@ -204,7 +204,7 @@ def _trained(recipe: str) -> nn.Module:
     torch.set_num_threads(1)  # the weights must not depend on who happens to train them
     try:
         with progress(f"Training {recipe}", read_recipe(recipe).epochs) as advance:
-            return train_on_the_spot(recipe, advance=advance)
+            return train_on_the_spot(recipe, seed, advance)
     finally:
         torch.set_num_threads(threads)
 
@@ -213,10 +213,24 @@ _ON_THE_SPOT = {
     "digits-small": "a small residual network",
     "digits-small-early": "the same stopped early, as accurate as digits-moco",
     "digits-moco": "the same with a linear classifier on features learnt without labels",
-    "digits-mae": "a tiny masked autoencoder with a head on its frozen encoder",
-    "digits-mae-joint": "a tiny masked autoencoder trained to reconstruct and classify",
-    "digits-mae-finetune": "a tiny masked autoencoder fine-tuned to classify",
+    "digits-mae-joint": "a small masked autoencoder trained to reconstruct and classify",
+    "digits-mae-finetune": "a small masked autoencoder fine-tuned to classify",
 }
 for _name, _about in _ON_THE_SPOT.items():
     _sentence = f"{_about}, trained on the embedded digits on the spot"
     MODELS.register(_name)(BuiltIn(_sentence, partial(_network, _name), partial(_trained, _name)))
+
+
+def _of_zoo(name: str) -> nn.Module:
+    from offsupport.nn.loading import load_model
+
+    return load_model(f"zoo:{name}")
+
+
+_same = partial(_of_zoo, "digits-mae")
+# The name from before the zoo held it; a cell that says zoo:digits-mae also says which weights.
+MODELS.register("digits-mae")(BuiltIn("the same as zoo:digits-mae", _same, _same, kept=False))
+for _seed in (1, 2):
+    _sentence = f"zoo:digits-mae with seed {_seed}, trained on the embedded digits on the spot"
+    _made = BuiltIn(_sentence, partial(_network, "digits-mae"), partial(_trained, "digits-mae", _seed))
+    MODELS.register(f"digits-mae-seed{_seed}")(_made)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from offsupport.core.moved import moved
-from offsupport.data.corruptions import blur, digital, extra, noise, weather  # registers them
+from offsupport.data.corruptions import blur, digital, extra, noise, shapes, weather  # registers them
 from offsupport.data.corruptions.registry import (
     CORRUPTIONS,
     GROUP_ORDER,
@@ -16,8 +16,8 @@ from offsupport.data.corruptions.registry import (
     register_corruption,
 )
 
-# The published lists are made here, where the five families are registered and nothing else is: what other packages
-# register later never enters an average that carries the published name.
+# The published lists are made of the five published groups: neither ours beyond them nor what other packages register
+# ever enters an average that carries the published name.
 _PUBLISHED = CORRUPTIONS.registered()
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -51,6 +51,7 @@ __all__ = [
     "noise",
     "parameter_set",
     "register_corruption",
+    "shapes",
     "weather",
 ]
 

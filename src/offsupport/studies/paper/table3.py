@@ -10,6 +10,9 @@ from offsupport.bench.store import Record
 from offsupport.data import STANDARD
 from offsupport.results.rows import Claim, Row
 from offsupport.studies.mae_arms import (
+    APART,
+    PUBLISHED,
+    SHIFTS,
     Arm,
     abouts,
     accuracy_row,
@@ -34,6 +37,8 @@ ROWS = {
     "mae-ttt (joint)": Arm("joint", 0),
     "mae-ttt+em (joint)": Arm("joint", OURS),
 }
+MORE = {"mae-ttt+em, 3 steps": Arm("probe", 3), "3 steps alone": Arm("probe", 3, reconstructs=False)}
+"""Rows where entropy steps without reconstruction are run as well."""
 _ORDER = (
     *("brightness", "contrast", "defocus_blur", "elastic_transform", "fog", "frost", "gaussian_noise", "glass_blur"),
     *("impulse_noise", "jpeg_compression", "motion_blur", "pixelate", "shot_noise", "snow", "zoom_blur"),
@@ -58,19 +63,23 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
     found = scale_of("table3", scale)
     adapted = adapted_models(found)
     arms = [arm for arm in ROWS.values() if arm.em_steps is None or arm.model in adapted]
+    arms += MORE.values() if found.alone else ()
     return [*arm_cells(found, arms, options), *episode_cells(found)]
+
+
+_SHIFTS = tuple(dict.fromkeys((*STANDARD, *SHIFTS, *APART)))
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
     """Return the accuracy of every row on every corruption and on average."""
     arms, found = by_arm(records), []
-    for method, arm in ROWS.items():
+    for method, arm in {**ROWS, **MORE}.items():
         columns, printed = arms.get(arm, {}), PRINTED.get(method, {})
-        for corruption in (name for name in STANDARD if name in columns):
+        for corruption in (name for name in _SHIFTS if name in columns):
             dataset = columns[corruption][0].dataset
             row = accuracy_row(method, f"{dataset}/{corruption}", columns[corruption], printed.get(corruption))
             found.append(row)
-        if len(columns) == len(STANDARD):
+        if columns.keys() - APART in ({*STANDARD}, {*PUBLISHED}, {*SHIFTS}):
             found.append(accuracy_row(method, f"{dataset}/avg", whole(columns), printed.get("avg")))
     return found
 
@@ -83,9 +92,12 @@ def claims(records: Sequence[Record]) -> list[Claim]:
         of = "" if model == "probe" else f" ({model} model)"
         found += compare(arms, ttt, plain, f"MAE-TTT has a lower error than the model it adapts{of}")
         found += compare(arms, ours, ttt, f"entropy steps lower the error of MAE-TTT{of}")
-        for corruption in STANDARD:
+        for corruption in _SHIFTS:
             sentence = f"entropy steps lower the error of MAE-TTT on {corruption}{of}"
             found += compare(arms, ours, ttt, sentence, corruption)
+        for corruption in _SHIFTS if MORE["3 steps alone"] in arms else ():
+            sentence = f"MAE-TTT has a lower error than the model it adapts on {corruption}{of}"
+            found += compare(arms, ttt, plain, sentence, corruption)
     return found
 
 
