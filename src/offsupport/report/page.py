@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from offsupport.core.ownership import require_own
 from offsupport.core.version import __version__
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from jinja2 import Template
 
 
@@ -147,12 +150,48 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """An image with a few words below it.
+
+    Args:
+        png: The image, as a PNG file.
+        lines: The words, a line each; the first is set in bold.
+        tone: ``good``, ``bad``, ``open``, or nothing.
+    """
+
+    png: bytes
+    lines: Sequence[str]
+    tone: str = ""
+
+    @staticmethod
+    def of(pixels: npt.NDArray[np.uint8], lines: Sequence[str], tone: str = "") -> Picture:
+        """Return a picture of pixels (height, width, 3); large ones are made smaller, small ones stay as they are."""
+        from PIL import Image
+
+        image = Image.fromarray(pixels)
+        image.thumbnail((_LARGEST, _LARGEST))
+        file = io.BytesIO()
+        image.save(file, "PNG", optimize=True)
+        return Picture(file.getvalue(), lines, tone)
+
+    @property
+    def address(self) -> str:
+        """The image as an address."""
+        return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
+
+
+_LARGEST = 192
+"""Side of a picture on a page, in pixels."""
+
+
+@dataclass(frozen=True)
 class Section:
     """One part of the page; whatever is empty is left out.
 
     Args:
         heading: Its title.
         prose: Text; a blank line starts a new paragraph.
+        pictures: Images, after the prose.
         tables: Tables, after the prose.
         figures: Figures, after the tables.
         notes: Remarks in small print.
@@ -162,6 +201,7 @@ class Section:
 
     heading: str
     prose: str = ""
+    pictures: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
