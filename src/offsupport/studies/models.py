@@ -146,18 +146,25 @@ def _made_by(make: Callable[[], Any], name: str) -> nn.Module:
     """Return the model that a function of somebody else's makes."""
     from torch import nn
 
-    model = make()
+    try:
+        model = make()
+    except Exception as error:  # code of the user's may fail in any way
+        raise ModelError(
+            f"{name} failed ({type(error).__name__}: {error}).", "Call it in Python to see where."
+        ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned {type(model).__name__}.", "It must return a torch.nn.Module.")
     return model.eval()
 
 
 def _built_in(name: str) -> BuiltIn:
+    from offsupport.nn.loading import as_file
+
     if name in MODELS:
         return MODELS[name]
     others = "zoo:NAME, file:PATH, pip:NAME, timm:NAME, module:function with --allow-code"
     forms = f"{nearest(name, MODELS)} Other models: {others}."
-    raise ConfigError(f"Unknown model {name!r}.", f"Write file:{name} for that file." if Path(name).exists() else forms)
+    raise ConfigError(f"Unknown model {name!r}.", as_file(name) or forms)
 
 
 def _kept(source: BuiltIn, path: Path) -> nn.Module:
