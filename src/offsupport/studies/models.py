@@ -149,9 +149,8 @@ def _made_by(make: Callable[[], Any], name: str) -> nn.Module:
     try:
         model = make()
     except Exception as error:  # code of the user's may fail in any way
-        raise ModelError(
-            f"{name} failed ({type(error).__name__}: {error}).", "Call it in Python to see where."
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{name} failed ({why}).", "Call it in Python to see where.") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned {type(model).__name__}.", "It must return a torch.nn.Module.")
     return model.eval()
