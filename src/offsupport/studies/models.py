@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from offsupport import zoo
-from offsupport.core.errors import ConfigError, DataMissingError, FileError, ModelError, nearest
+from offsupport.core.errors import ConfigError, DataMissingError, FileError, ModelError, OffsupportError, nearest
 from offsupport.core.files import file_lock, set_aside, sha256_file
 from offsupport.core.progress import progress
 from offsupport.core.registry import Registry, same_definition
@@ -148,6 +148,8 @@ def _made_by(make: Callable[[], Any], name: str) -> nn.Module:
 
     try:
         model = make()
+    except OffsupportError:
+        raise
     except Exception as error:  # code of the user's may fail in any way
         why = f"{type(error).__name__}: {error}"
         raise ModelError(f"{name} failed ({why}).", "Call it in Python to see where.") from error
