@@ -147,7 +147,7 @@ def _walked(adapted: Adapter, stream: list[Stage]) -> Walk:
                 images = len(walked.right) + len(predicted)
                 walked.estimates.append(Point(images, said.source, said.adapted, said.shift, said.verdict))
         walked.predicted.append(predicted)
-        walked.right += [guess == label for guess, label in zip(predicted, stage.labels.tolist(), strict=True)]
+        walked.right.extend(guess == label for guess, label in zip(predicted, stage.labels.tolist(), strict=True))
     return walked
 
 
@@ -196,7 +196,7 @@ def facts(seed: int) -> dict[str, str]:
         "data": f"digits, test split; {CLEAN} images apart, for the estimate",
         "stages": f"{IMAGES} images each, in batches of {BATCH_SIZE}, order by seed {seed}",
         "corruptions": f"severity {SEVERITY}, generated with seed 0",
-        "bad frames": f"before {BURST}: {BATCH_SIZE} black ones, {BATCH_SIZE} of static, {BATCH_SIZE} of NaN; not scored",
+        "bad frames": f"before {BURST}: {BATCH_SIZE} black ones, {BATCH_SIZE} of static, {BATCH_SIZE} of NaN",
         "protocol": "one pass, never reset",
     }
 
