@@ -398,7 +398,8 @@ class Adapter(Lifecycle, abc.ABC):
             found[name] = mean, var
 
         with contextlib.ExitStack() as hooks, self.norm_statistics.using("batch"):
-            for name, layer in layers.items():
+            for name in layers:
+                layer = self.model.get_submodule(name)
                 handle = layer.register_forward_pre_hook(lambda _, given, name=name: keep(name, given[0]))
                 hooks.callback(handle.remove)
             passes = dict(self.passes)

@@ -586,8 +586,8 @@ def _predict(
             new = Counter(adapter.events) - before[0]
             _add(events, new)
             _add(passes, Counter(adapter.passes) - before[1])
-            source, *layers = adapter.source_view(x)  # one more pass, which is not the method's
-            answers = adapter.answers.add(answers, x, logits, source, *layers)
+            source, means, widths = adapter.source_view(x)  # one more pass, which is not the method's
+            answers = adapter.answers.add(answers, x, logits, source, means, widths)
             found += labels.rows(files, logits, source.float(), " ".join(new))
             advance(len(files))
     return _Seen(sorted(found, key=lambda row: row.file), events, passes, adapter.answers.estimate(answers))
