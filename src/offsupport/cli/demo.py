@@ -118,7 +118,7 @@ def walk(stream: list[Stage], seed: int) -> dict[str, Walk]:
     data = offsupport.data.load("digits", split="test")
     rows = _test_rows(data, seed)[:CLEAN]
     labels = torch.from_numpy(data.labels[rows])
-    stats = offsupport.source_stats(model, data.tensor(rows).split(BATCH_SIZE), "auto", labels=labels)
+    stats = offsupport.source_stats(model, torch.split(data.tensor(rows), BATCH_SIZE), "auto", labels=labels)
     found = {}
     with progress("Streams", len(METHODS)) as advance, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that a stream is sorted is what the page is about
@@ -140,7 +140,7 @@ def _walked(adapted: Adapter, stream: list[Stage]) -> Walk:
                 adapted(frames)
         x = torch.from_numpy(stage.shown).permute(0, 3, 1, 2).contiguous().float() / 255
         predicted: list[int] = []
-        for batch in x.split(BATCH_SIZE):
+        for batch in torch.split(x, BATCH_SIZE):
             predicted += adapted(batch).argmax(1).tolist()
             if adapted.options.monitor:
                 said = adapted.estimate()

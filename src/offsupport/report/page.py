@@ -191,22 +191,22 @@ class Section:
     Args:
         heading: Its title.
         prose: Text; a blank line starts a new paragraph.
-        pictures: Images, after the prose.
         tables: Tables, after the prose.
         figures: Figures, after the tables.
         notes: Remarks in small print.
         code: Lines to type, shown as they are.
         facts: Names and values folded away under "How this was made".
+        pictures: Images, between the prose and the tables.
     """
 
     heading: str
     prose: str = ""
-    pictures: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
     code: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
+    pictures: Sequence[Picture] = ()
 
 
 @dataclass(frozen=True)
