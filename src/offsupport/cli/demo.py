@@ -166,7 +166,12 @@ def synthetic_table(folder: Path) -> Measured:
     from offsupport.studies import TABLES, Request, TableOptions
 
     request = Request("table1", "smoke", TableOptions(methods=ESTIMATORS))
-    cells = TABLES[request.table].cells(request.scale, request.options)
+    # To fit the extrapolator for dense shifts takes a minute; the tour shows it on sparse ones.
+    cells = [
+        cell
+        for cell in TABLES[request.table].cells(request.scale, request.options)
+        if (cell.config.get("method"), cell.config.get("shift")) != ("extrapolator", "dense")
+    ]
     _, measured = write_report(finish(Place(folder), cells, request, workers=0))
     return measured
 

@@ -220,6 +220,8 @@ def _synthetic(table: Measured) -> Section:
         tables=[Table(["accuracy", *columns], body, "'given-c' knows the true c and is the ceiling.")],
         notes=[
             f"Claims checked: {counts}.",
+            "To learn dense shifts takes the extrapolator a minute, so that the tour leaves it out there; 'offsupport "
+            "reproduce table1 --scale smoke' has it.",
             "The full report, with intervals and claims, is table1/report.html beside this page.",
         ],
     )
