@@ -139,7 +139,7 @@ def overview(found: dict[str, Any], stream: list[tuple[torch.Tensor, torch.Tenso
     import matplotlib.pyplot as plt
 
     places = np.arange(BATCH, len(found["wrong"]["source"]) + 1, BATCH)
-    figure, (top, axes) = plt.subplots(2, 1, figsize=(9, 4.2), height_ratios=(1, 2.6), sharex=True, dpi=160)
+    figure, (top, axes) = plt.subplots(2, 1, figsize=(9, 3.9), height_ratios=(1, 5.2), sharex=True, dpi=160)
     for i, (stage, (x, _)) in enumerate(zip(STAGES, stream, strict=True)):
         side = IMAGES / SAMPLES
         for j in range(SAMPLES):
@@ -147,7 +147,7 @@ def overview(found: dict[str, Any], stream: list[tuple[torch.Tensor, torch.Tenso
             top.imshow(x[j].permute(1, 2, 0).numpy(), extent=(left + 6, left + side - 6, 0, 1), aspect="auto")
         top.text((i + 0.5) * IMAGES, 1.12, SHORT[stage], ha="center", fontsize=11)
         axes.axvline(i * IMAGES, color="#cccccc", linewidth=0.8, zorder=0)
-    top.set(xlim=(0, IMAGES * len(STAGES)), ylim=(0, 1.35))
+    top.set(xlim=(0, IMAGES * len(STAGES)), ylim=(0, 1))
     top.axis("off")
     drawn = (("source", "the model alone", "#d55e00"), ("auto", "offsupport.adapt(model)", "#0072b2"))
     for method, name, colour in drawn:
