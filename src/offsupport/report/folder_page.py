@@ -45,7 +45,7 @@ def _changed(result: FolderResult) -> Section:
     prose = "Adapting changed no prediction."
     if result.changed:
         colours = " Green: the adapted model is right; red: the model alone was." if result.accuracy else ""
-        prose = f"The model alone said what stands before the arrow.{colours}"
+        prose = f"The model alone said what stands before the arrow; the surest changes come first.{colours}"
     more = len(result.changed) - len(surest)
     notes = [f"{more:,} more changed; the predictions have them all."] if more else []
     return Section("What changed", prose, pictures=pictures, notes=notes)
