@@ -40,7 +40,7 @@ BURST = "brightness"
 """Before this stage a burst of bad frames comes: a covered camera, static, and values that are no numbers."""
 SEVERITY = 5
 BATCH_SIZE = 32
-IMAGES = 256
+IMAGES = 192
 """Of each stage."""
 CLEAN = 151
 """Test images that are kept out of the stream: what the source model's images look like, for the estimate."""
