@@ -57,7 +57,7 @@ def _refuse_programs(path: Path, start: bytes) -> None:
     folders = {name.partition("/")[2].partition("/")[0] for name in names}
     if "constants.pkl" in folders and "code" in folders:
         what = "a TorchScript program"
-    elif {"serialized_exported_program.json", "archive_format"} & folders or (not folders & {"data.pkl"} and names):
+    elif folders & {"archive_format", "archive_version"} or "serialized_exported_program.json" in names:
         what = "an exported program"
     elif path.suffix.lower() == ".onnx":
         what = "an ONNX graph"

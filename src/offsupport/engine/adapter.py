@@ -413,7 +413,7 @@ class Adapter(Lifecycle, abc.ABC):
             return super().__getattr__(name)
         except AttributeError:
             model = self.__dict__.get("_modules", {}).get("model")
-            if model is None or name.startswith("_") or not hasattr(model, name):
+            if model is None or name.startswith("_"):
                 raise
             return getattr(model, name)
 
