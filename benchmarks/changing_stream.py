@@ -4,12 +4,13 @@
 
 CIFAR-10 test images, severity 5, batches of 64, the supervised network of the zoo, seed 0. Clean, then fog, then
 gaussian noise, then clean images sorted by label, then contrast. Calibrated by 500 training images that were held out.
-Writes results/changing_stream.json and the pictures of docs/auto.md.
+Writes results/changing_stream.json, the pictures of docs/auto.md and that of the README.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import warnings
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 import offsupport
-from offsupport.core.files import write_json, write_text
+from offsupport.core.files import write_bytes, write_json, write_text
 from offsupport.core.progress import progress
 from offsupport.data import corrupt, load
 from offsupport.methods.auto import WATCHED
@@ -29,7 +30,10 @@ from offsupport.training.run import held_out_rows
 ROOT = Path(__file__).parents[1]
 MODEL = "zoo:cifar10-resnet18x0.25-supervised"
 STAGES = ("clean", "fog", "gaussian_noise", "clean, sorted", "contrast")
+SHORT = {"clean": "clean", "fog": "fog", "gaussian_noise": "noise", "clean, sorted": "sorted", "contrast": "contrast"}
 METHODS = ("source", "bn", "tent", "auto")
+SAMPLES = 4
+"""Images of each stage above the curve of the README: the first ones in it."""
 IMAGES, BATCH, SMOOTH, SEED = 768, 64, 256, 0
 
 
@@ -107,7 +111,7 @@ def smoothed(each: list[bool], images: int) -> float:
 def pictures(found: dict[str, Any]) -> dict[str, str]:
     """Return the drawings: errors along the stream, and accuracy beside its estimate."""
     places = range(BATCH, len(found["wrong"]["source"]) + 1, BATCH)
-    starts = {float(i * IMAGES): stage.replace("_", " ") for i, stage in enumerate(STAGES)}
+    starts = {float(i * IMAGES): SHORT[stage] for i, stage in enumerate(STAGES)}
     errors = {
         method: {float(at): (smoothed(each, at),) * 3 for at in places} for method, each in found["wrong"].items()
     }
@@ -127,6 +131,37 @@ def pictures(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def overview(found: dict[str, Any], stream: list[tuple[torch.Tensor, torch.Tensor]], path: Path) -> None:
+    """Draw the picture of the README: images of each stage above the error of the model alone and adapted."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    places = np.arange(BATCH, len(found["wrong"]["source"]) + 1, BATCH)
+    figure, (top, axes) = plt.subplots(2, 1, figsize=(9, 3.9), height_ratios=(1, 5.2), sharex=True, dpi=160)
+    for i, (stage, (x, _)) in enumerate(zip(STAGES, stream, strict=True)):
+        side = IMAGES / SAMPLES
+        for j in range(SAMPLES):
+            left = i * IMAGES + j * side
+            top.imshow(x[j].permute(1, 2, 0).numpy(), extent=(left + 6, left + side - 6, 0, 1), aspect="auto")
+        top.text((i + 0.5) * IMAGES, 1.12, SHORT[stage], ha="center", fontsize=11)
+        axes.axvline(i * IMAGES, color="#cccccc", linewidth=0.8, zorder=0)
+    top.set(xlim=(0, IMAGES * len(STAGES)), ylim=(0, 1))
+    top.axis("off")
+    drawn = (("source", "the model alone", "#d55e00"), ("auto", "offsupport.adapt(model)", "#0072b2"))
+    for method, name, colour in drawn:
+        curve = [smoothed(found["wrong"][method], int(at)) for at in places]
+        axes.plot(places, curve, color=colour, linewidth=2.2, label=name)
+    axes.set(ylim=(0, 100), xlabel="images seen", ylabel=f"error of the last {SMOOTH} (%)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.0, 1.0))
+    figure.tight_layout(h_pad=0.2)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": "offsupport"})
+    write_bytes(path, buffer.getvalue())
+
+
 def main() -> None:
     """Run the streams, store what was found, draw it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -135,6 +170,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found = measure(arguments.data)
     write_json(ROOT / "results" / "changing_stream.json", {name: found[name] for name in found if name != "wrong"})
+    overview(found, stages(arguments.data), ROOT / "docs" / "pictures" / "stream.png")
     for name, svg in pictures(found).items():
         write_text(ROOT / "docs" / "pictures" / f"{name}.svg", svg.replace("currentColor", "#808080") + "\n")
     print(json.dumps(found) if arguments.json else json.dumps(found["errors"], indent=1))

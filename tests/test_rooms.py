@@ -110,6 +110,7 @@ ALONE = {
     "bench/ray_cluster.py": "imported when a cluster is asked for: Ray is an extra",
     "theory/picture.py": "imported when something is drawn: matplotlib takes a second",
     "report/demo_page.py": "imported when the demo ends: a page of its own",
+    "report/folder_page.py": "imported when a folder was adapted to: a page of its own",
     "data/checking.py": "imported by the verb that checks: no other reader needs it",
     "testing/data.py": "the contracts of corruptions and of data sets; the package above it is the public face",
     "testing/promises.py": "the contract itself, a promise per function; the package above it is the public face",

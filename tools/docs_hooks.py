@@ -15,6 +15,8 @@ from offsupport.cli.main import app
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")
 """A link to a file of the repository that is no page of the site."""
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+_ROLE = re.compile(r":(?:func|class|meth|mod|data|attr|exc):<code>~?(?:[\w.]*\.)?(\w+)</code>")
+"""A name in a docstring, as Sphinx marks it, after Markdown has made code of it."""
 CLI_MARK = "<!-- command line -->"
 
 
@@ -24,7 +26,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Turn LaTeX into MathML, which browsers draw by themselves, without a script from the network."""
+    """Turn LaTeX into MathML, which browsers draw by themselves, and leave of roles in docstrings the name."""
+    content = _ROLE.sub(lambda found: f"<code>{found.group(1)}</code>", content)
     return _MATH.sub(lambda found: convert(html.unescape(found.group(2)), _display(found.group(1))), content)
 
 
@@ -48,7 +51,8 @@ def _verbs(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _row(option: Any) -> str:
-    names = ", ".join(f"`{word}`" for word in option.opts) if option.param_type_name == "option" else f"`{option.name}`"
+    words = [*option.opts, *option.secondary_opts] if option.param_type_name == "option" else [option.name]
+    names = ", ".join(f"`{word}`" for word in words)
     default = "required" if option.required else _default(option.default)
     return f"| {names} | {default} | {' '.join((option.help or '').split()).replace('|', chr(92) + '|')} |"
 

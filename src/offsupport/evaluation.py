@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, runtime_checkable
 from typing import Protocol as Interface
@@ -186,7 +186,8 @@ class Pass:
 
     def take(self, batch: Any) -> None:
         """Predict a batch and note which predictions were right."""
-        x, y = self.adapted.to_device(batch[0]), batch[1]
+        images, y = _pair(batch)
+        x = self.adapted.to_device(images)
         self.batches += 1
         if not len(x):
             return
@@ -208,11 +209,7 @@ class Pass:
                 'Photographs of ImageNet classes: stream("imagenet-folder", DIR). Others: give batches (x, y) with the '
                 "numbers of the model.",
             )
-        if predicted.shape != y.shape or bool((y < 0).any()):
-            raise InputError(
-                f"Labels of shape {tuple(y.shape)} do not score predictions of shape {tuple(predicted.shape)}.",
-                "Give one class number, 0 or above, per sample (per position for dense outputs).",
-            )
+        _check_labels(y, predicted, logits.shape[1])
         rows = np.asarray(known.index) if known is not None else np.arange(len(x)) + self.samples
         self.samples += len(x)
         self.correct.append((predicted.cpu() == y.cpu()).flatten().numpy())
@@ -278,6 +275,37 @@ class Pass:
             passes=dict(self.passes),
             memory=_peak_memory(self.adapted.device),
             events=dict(self.events),
+        )
+
+
+def _pair(batch: Any) -> tuple[Any, torch.Tensor]:
+    """Return images and labels of a batch; refuse one that has none, or hides them behind names."""
+    if isinstance(batch, Mapping):
+        names = list(batch)
+        pair = ", ".join(f"batch[{name!r}]" for name in [*names, "x", "y"][:2])
+        raise InputError(
+            f"A batch is a pair of images and labels, and this one is a dict of {', '.join(map(str, names))}.",
+            f"Make pairs of it: (({pair}) for batch in loader).",
+        )
+    if isinstance(batch, torch.Tensor) or len(batch) < 2:
+        raise InputError(
+            "The batches have no labels, so there is nothing to compare predictions with.",
+            "Give pairs (x, y). Without labels: adapt(..., monitor=True) and adapted.estimate().",
+        )
+    return batch[0], torch.as_tensor(batch[1])
+
+
+def _check_labels(y: torch.Tensor, predicted: torch.Tensor, classes: int) -> None:
+    if predicted.shape != y.shape or y.is_floating_point() or bool((y < 0).any()):
+        raise InputError(
+            f"Labels of shape {tuple(y.shape)} and type {y.dtype} do not score predictions of shape "
+            f"{tuple(predicted.shape)}.",
+            "Give one class number, 0 or above, per sample (per position for dense outputs).",
+        )
+    if bool((y >= classes).any()):
+        raise InputError(
+            f"There is a label {int(y.max())}, and the model has {classes} classes, 0 to {classes - 1}.",
+            "Number the labels as the model counts its classes.",
         )
 
 

@@ -24,3 +24,8 @@ def dense():
 def autoencoder():
     torch.manual_seed(0)
     return build_network("mae-digits/8", 10, "digits").eval()
+
+
+def broken():
+    """Fail as code of anybody's may."""
+    return 1 / 0

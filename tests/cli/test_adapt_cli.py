@@ -146,7 +146,16 @@ def test_the_order_of_class_folders_is_remarked_where_it_matters(call, tmp_path,
     for name in "ab":
         write_digits(tmp_path / "in" / name, 2)
     code, out, err = call(
-        "--model", f"adapt_models:{model}", "--allow-code", "--images", "in", "--threads", 1, *words, "--json"
+        "--model",
+        f"adapt_models:{model}",
+        "--allow-code",
+        "--images",
+        "in",
+        "--threads",
+        1,
+        "--no-shuffle",
+        *words,
+        "--json",
     )
     assert code == 0, err
     assert any("one class at a time" in note for note in json.loads(out)["notes"]) == warns
@@ -180,9 +189,60 @@ def test_a_file_with_its_architecture_and_class_names(call, tmp_path):
     assert all(row["name"] == f"kind {row['class']}" for row in rows())
 
 
+def test_class_folders_give_accuracies_and_a_page_of_what_changed(call, tmp_path):
+    data = offsupport.data.load("digits", split="test")
+    faded = offsupport.data.corrupt(data.images(range(40)), "contrast", 5)
+    for row, picture in enumerate(faded):
+        place = tmp_path / "in" / str(data.labels[row])
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(place / f"{row}.png")
+    words = ("--model", "zoo:digits-small", "--images", "in", "--method", "bn", "--batch-size", 40)
+    code, out, err = call(*words)
+    assert code == 0, err
+    changed = [row for row in rows() if row["class"] != row["source_class"]]
+    right = sum(row["class"] == row["truth"] for row in rows())
+    assert f"adapting changed {len(changed)} of 40 predictions" in out
+    assert f"{100 * right / 40:.1f} % (" in out
+    assert "--source DIR" in out  # what lets accuracies be estimated
+    page = Path("predictions.html").read_text()
+    assert page.count("<img ") == len(changed) > 10
+    for row in changed:
+        assert f"<span>{row['source_name']} \u2192 {row['name']}</span>" in page
+    Path("predictions.html").write_text("mine")
+    assert "predictions.html is in the way" in call(*words)[2]
+    assert Path("predictions.html").read_text() == "mine"
+
+
+def test_weights_of_all_kinds_get_a_remedy_that_works(call, tmp_path):
+    from adapt_models import tiny
+
+    write_digits(tmp_path / "in", 2)
+    model = tiny().eval()
+    torch.save(model.state_dict(), "sd.pth")
+    torch.save(model, "whole.pth")
+    torch.jit.save(torch.jit.trace(model, torch.rand(1, 3, 32, 32)), "traced.pt")
+    torch.export.save(torch.export.export(model, (torch.rand(1, 3, 32, 32),)), "program.pt2")
+    Path("graph.onnx").write_bytes(b"\x08\x07\x12\x07pytorch")
+    said = {
+        "sd.pth": "Write file:sd.pth --network NAME --normalization DATA",
+        "nowhere.pth": "Write file:nowhere.pth",
+        "file:sd.pth": "--network resnet50 --normalization imagenet",
+        "file:whole.pth": "--model module:function --allow-code",
+        "file:traced.pt": "is a TorchScript program",
+        "file:program.pt2": "is an exported program",
+        "file:graph.onnx": "is an ONNX graph",
+    }
+    for name, words in said.items():
+        code, out, err = call("--model", name, "--images", "in")
+        assert (code, out) == (2, "")
+        assert words in err, err
+        assert "weights_only" not in err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (("--method", "bn", "--model", "adapt_models:broken"), 2, "adapt_models:broken failed (ZeroDivisionError"),
         (("--method", "tnet"), 2, "Did you mean 'tent'"),
         (("--method", "tent", "--hyper", "lrr=1"), 2, "Did you mean 'lr'"),
         (("--method", "tent", "--hyper", "lr=fast"), 2, "It must be a number"),
@@ -243,7 +303,7 @@ def test_no_cell_is_a_formula():
     text = csv_text([Prediction(f"{name}.png", 1, name, 0.5, "") for name in names])
     found = list(csv.reader(text.splitlines()))[1:]
     assert len(found) == len(names)
-    for file, _, name, confidence, _ in found:
+    for file, _, name, confidence, *_ in found:
         assert file[0] in "'pa"
         assert name[0] in "'pa"
         assert confidence == "0.500000"

@@ -4,16 +4,50 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+from offsupport.cli import demo
+from offsupport.data import load
 
 
 @pytest.mark.slow
 def test_the_tour_ends_with_a_page_that_shows_every_part(tmp_path):
     command = [sys.executable, "-m", "offsupport", "demo", "--out", str(tmp_path / "demo"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert json.loads(done.stdout)
+    found = json.loads(done.stdout)
     page = (tmp_path / "demo" / "report.html").read_text()
-    for heading in ("Shifted digits", "Table 1 of the paper, at smoke scale", "Can this shift be recovered?"):
-        assert heading in page
-    for part in ("digits", "table1"):
-        assert (tmp_path / "demo" / part / "report.html").is_file()
+    headings = ("Before and after", "A stream that changes", "Table 1 of the paper", "Can this shift be recovered?")
+    places = [page.index(heading) for heading in headings]
+    assert places == sorted(places)
+    assert f"wrong in {100 * found['total']['source']:.1f} %" in page
+    assert page.count("<img ") >= 16
+    assert (tmp_path / "demo" / "table1" / "report.html").is_file()
+
+
+def test_the_stream_changes_is_sorted_in_a_part_and_keeps_some_images_apart(monkeypatch):
+    monkeypatch.setattr(demo, "IMAGES", 24)
+    stream, data = demo.changing_stream(0), load("digits", split="test")
+    apart = data.images(demo._test_rows(data, 0)[: demo.CLEAN])
+    stages = {stage.name: stage for stage in stream}
+    assert list(stages) == [name for name, _, _ in demo.PLAN]
+    assert [stage.name for stage in stream if stage.burst] == [demo.BURST]
+    assert (np.diff(stages["sorted"].labels) >= 0).all()
+    assert (np.diff(stages["fog"].labels) < 0).any()
+    for stage in stream:
+        shifted = not stage.name.startswith("clean")
+        assert np.array_equal(stage.clean, stage.shown) != shifted
+        assert not any((apart == picture).all((1, 2, 3)).any() for picture in stage.clean)
+
+
+def test_a_method_walks_the_stream_and_bad_frames_are_not_scored(monkeypatch):
+    import offsupport
+
+    monkeypatch.setattr(demo, "IMAGES", 32)
+    stream = demo.changing_stream(0)[4:6]
+    walked = demo._walked(offsupport.adapt(offsupport.load_model(demo.MODEL), "source"), stream)
+    assert len(walked.right) == 64
+    truth = np.concatenate([stage.labels for stage in stream])
+    assert walked.right == (np.concatenate(walked.predicted) == truth).tolist()
+    assert walked.stage(1, 32).error == 1 - np.mean(walked.right[32:])
+    assert not walked.estimates

@@ -45,3 +45,14 @@ def test_doctor_takes_a_step_and_comes_back():
 def test_the_list_of_methods_says_how_to_constrain_them(capsys):
     list_("methods", json=False)
     assert "tent+sc" in capsys.readouterr().err
+
+
+def test_models_fit_a_narrow_terminal(monkeypatch, capsys):
+    from offsupport.cli.listing import list_
+
+    monkeypatch.setenv("COLUMNS", "80")
+    list_("models", json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert "zoo:cifar10-resnet18x0.25-supervised  89.63 % of clean images right" in lines
+    assert all(len(line) <= 80 for line in lines)
+    assert len(lines) < 60

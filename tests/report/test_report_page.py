@@ -1,10 +1,17 @@
+import base64
+import io
 import json
 
+import numpy as np
 import pytest
 from html_check import read
+from PIL import Image
 
 from offsupport.report import figures
-from offsupport.report.page import Badge, Figure, Page, Section, Table, render, write
+from offsupport.report.page import Badge, Figure, Page, Picture, Section, Table, render, write
+from offsupport.report.tables import claims_table
+from offsupport.results.intervals import Estimate
+from offsupport.results.rows import below
 
 EVIL = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> & \"quotes\" 'too'"
 
@@ -79,3 +86,22 @@ def test_empty_parts_leave_no_trace():
 def test_write_is_what_render_says(tmp_path):
     write(full_page("x"), tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text() == render(full_page("x"))
+
+
+def test_pictures_carry_their_pixels_and_words_with_them():
+    pixels = np.arange(300 * 200 * 3, dtype=np.uint32).astype(np.uint8).reshape(300, 200, 3)
+    picture = Picture.of(pixels, [EVIL, "below"], "good")
+    reader = read(render(Page("t", "", [Section("s", pictures=[picture])])))
+    assert reader.findings == []
+    (image,) = [attrs for tag, attrs in reader.tags if tag == "img"]
+    assert image["alt"] == f"{EVIL}, below"
+    shown = Image.open(io.BytesIO(base64.b64decode(image["src"].partition(",")[2])))
+    assert shown.size == (128, 192)  # a large one is made smaller
+    small = Picture.of(pixels[:8, :8], [])
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(small.png))), pixels[:8, :8])
+
+
+def test_a_claim_with_too_few_runs_says_so():
+    few = below("a is better", Estimate(-25.0, -35.0, -20.0, 4), "a less b", unit="nats")
+    many = below("a is better", Estimate(-25.0, -35.0, -20.0, 400), "a less b", unit="nats")
+    assert [claims_table([claim]).rows[0][1].text for claim in (few, many)] == ["too few to decide", "holds"]

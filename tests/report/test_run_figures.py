@@ -7,7 +7,14 @@ from run_maker import make_run
 
 from offsupport.bench.runs import status
 from offsupport.bench.store import Record
-from offsupport.report.figures import constraint_sections, curve_figures, on_axes, stream_figures, theory_sections
+from offsupport.report.figures import (
+    constraint_sections,
+    curve_figures,
+    few_at_a_time,
+    on_axes,
+    stream_figures,
+    theory_sections,
+)
 from offsupport.report.run_page import _intervals, write_report
 from offsupport.results import Row
 from offsupport.studies.guarantee_runs import GuaranteeConfig
@@ -102,3 +109,11 @@ def test_files_beside_the_page_are_what_it_offers(tmp_path):
     assert [link["download"] for link in links] == ["report.csv", "report.tex"]
     assert (tmp_path / "report.csv").read_text().count("\n") == 1 + len(data.rows)
     assert r"\begin{tabular}" in (tmp_path / "report.tex").read_text()
+
+
+def test_no_drawing_has_more_lines_than_colours():
+    lines = {f"m{i}": i for i in range(16)}
+    groups = few_at_a_time(lines)
+    assert list(groups) == [" (m0 to m6)", " (m7 to m13)", " (m14 to m15)"]
+    assert {name: value for group in groups.values() for name, value in group.items()} == lines
+    assert few_at_a_time({"a": 1}) == {"": {"a": 1}}

@@ -47,8 +47,8 @@ def zoo_rows():
         card = zoo.card(name)
         low, high = card["test"]["ci95"]
         interval = f"{100 * card['test']['accuracy']:.2f} ({100 * low:.2f}-{100 * high:.2f})"
-        held_out = "-" if card["held_out_accuracy"] is None else f"{100 * card['held_out_accuracy']:.2f}"
-        rest = (held_out, card["epochs"], f"{card['seconds'] / 60:.0f}")
+        kept = card["held_out_accuracy"]
+        rest = ("none" if kept is None else f"{100 * kept:.2f}", card["epochs"], f"{card['seconds'] / 60:.0f}")
         yield f"| `{name}` | {interval} | {' | '.join(map(str, rest))} |"
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from typing import Any
 
 import typer
 
-from offsupport.cli.output import JSON, emit_json, emit_table, say
+from offsupport.cli.output import JSON, emit_json, emit_table, say, tell
 from offsupport.core.errors import ConfigError, nearest
 
 Rows = list[dict[str, Any]]
@@ -33,6 +34,9 @@ def list_(
     rows = kinds[what]()
     if json:
         emit_json(rows)
+    elif what == "models":
+        for row in rows:
+            _tell_model(**row)
     else:
         for title, group in _grouped(what, rows).items():
             columns = [name for name in group[0] if name not in HIDDEN]
@@ -91,6 +95,15 @@ def _models() -> Rows:
 def _zoo_row(card: dict[str, Any]) -> dict[str, Any]:
     accuracy = f"{100 * card['test']['accuracy']:.2f} %" if card.get("test") else ""
     return {"name": f"zoo:{card['name']}", "about": card["about"], "clean accuracy": accuracy}
+
+
+def _tell_model(name: str, about: str, **accuracy: str) -> None:
+    """Print a model in lines that fit any terminal: names are too long for columns."""
+    from rich.console import Console
+
+    known = [f"{value} of clean images right" for value in accuracy.values() if value]
+    tell("  ".join([name, *known]))
+    tell(textwrap.fill(about, min(Console().width, 100), initial_indent="    ", subsequent_indent="    "))
 
 
 def _recipes() -> Rows:

@@ -74,7 +74,8 @@ def as_option(name: str, value: str) -> str:
     """Write an argument as a person at the command line would, for remedies of the library.
 
     Example:
-        >>> as_option("size", "32"), as_option("shuffle", "")
-        ('--size 32', '--shuffle')
+        >>> as_option("size", "32"), as_option("shuffle", ""), as_option("shuffle", "False")
+        ('--size 32', '--shuffle', '--no-shuffle')
     """
-    return f"--{name.replace('_', '-')} {value}".rstrip()
+    option = name.replace("_", "-")
+    return f"--no-{option}" if value == "False" else f"--{option} {value}".rstrip()

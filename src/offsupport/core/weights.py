@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import warnings
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ from offsupport.core.errors import FileError
 WRAPPERS = ("model", "state_dict", "net", "model_state_dict")
 """Under these names training scripts keep the weights inside a checkpoint."""
 _PAGES = (b"<!doctype", b"<html", b"<?xml", b"<head")
+_WHOLE_REMEDY = (
+    "If it is a whole model, save model.state_dict() instead, or let a function of yours load it: on the command line "
+    "--model module:function --allow-code."
+)
+_HARMLESS = ("torch.", "numpy.", "builtins.", "collections.")
+"""What is no network of somebody's."""
 _SAFE_REMEDY = "Get it again from its source, or save its state dict as safetensors."
 
 
@@ -38,9 +45,36 @@ def read_weights(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise FileError(f"{path} is a web page, not weights.", "Download the file itself, not the page about it.")
     if start.startswith(b"version https://git-lfs"):
         raise FileError(f"{path} is a Git LFS pointer, not weights.", "Fetch the file it points to: git lfs pull.")
+    _refuse_programs(path, start)
     if start[8:9] == b"{":  # a safetensors file is a length of eight bytes and a JSON header
         return _read_safetensors(path)
     return _state_dict(_read_torch(path), path), {}
+
+
+def _refuse_programs(path: Path, start: bytes) -> None:
+    """Refuse files that hold a computation rather than weights, by what they are."""
+    names = _archived(path) if start.startswith(b"PK") else []
+    folders = {name.partition("/")[2].partition("/")[0] for name in names}
+    if "constants.pkl" in folders and "code" in folders:
+        what = "a TorchScript program"
+    elif folders & {"archive_format", "archive_version"} or "serialized_exported_program.json" in names:
+        what = "an exported program"
+    elif path.suffix.lower() == ".onnx":
+        what = "an ONNX graph"
+    else:
+        return
+    raise FileError(
+        f"{path} is {what}: it shows no layers that could adapt.",
+        "Save the state dict of the network it was made of: torch.save(model.state_dict(), path).",
+    )
+
+
+def _archived(path: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(path) as file:
+            return file.namelist()
+    except (OSError, zipfile.BadZipFile, ValueError):
+        return []
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -63,7 +97,8 @@ def _read_torch(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         asked = str(error).partition("GLOBAL ")[2].split(" ", 1)[0]
         what = f"that would run code ({asked})" if asked else "of more than tensors"
-        raise FileError(f"{path} is a pickle {what}; nothing in it was executed.", _SAFE_REMEDY) from error
+        remedy = _WHOLE_REMEDY if asked and not asked.startswith(_HARMLESS) else _SAFE_REMEDY
+        raise FileError(f"{path} is a pickle {what}; nothing in it was executed.", remedy) from error
     except Exception as error:  # a file that is no checkpoint can fail in any way
         reason = str(error).partition("\n")[0]
         raise FileError(f"{path} is not a file of weights ({reason}).", _SAFE_REMEDY) from error

@@ -62,6 +62,7 @@ from offsupport.monitor.alarms import on, tell
 from offsupport.monitor.shift import seen_by_layers
 from offsupport.nn.inspect import capture_input, find_head, input_rank, single, typical_parameter
 from offsupport.nn.norm import (
+    AdaptiveStatistics,
     NormStatistics,
     Seen,
     Statistics,
@@ -69,6 +70,7 @@ from offsupport.nn.norm import (
     affine_parameters,
     capture_means,
     norm_layers,
+    release_batch_norm,
 )
 
 WIDEST = 8192
@@ -345,13 +347,88 @@ class Adapter(Lifecycle, abc.ABC):
             super().reset()
             self.norm_statistics.kind = "source"
 
+    @torch.inference_mode(False)
+    def merge(self) -> nn.Module:
+        """Return a copy of the network that predicts, a teacher where there is one; its batch norm is as it came."""
+        merged = copy.deepcopy(self.model)
+        parameters = dict(merged.named_parameters())
+        with torch.no_grad():
+            for name, value in self.predicting_parameters().items():
+                parameters[name].copy_(value)
+        return merged
+
+    @torch.inference_mode(False)
+    def freeze(self, images: Tensor | None = None) -> nn.Module:
+        """Return a plain network that learns nothing more: weights and batch-norm statistics as they are now.
+
+        It can be exported as any network. What a method does beside the network, such as the second prediction of
+        ``auto`` or a correction of the logits, is not in it.
+
+        Args:
+            images: A batch of the stream, for methods that normalise by the batch: its statistics are kept.
+        """
+        if self.config.independent and self.info.name != "source":
+            raise ModelError(
+                f"The method {self.info.name!r} learns anew for each image, so there is nothing to keep.",
+                "Export the model itself.",
+            )
+        with self.turn:
+            return release_batch_norm(self.merge(), self._moments_kept(images)).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def _moments_kept(self, images: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return mean and variance of each batch-norm layer as it normalises now, by name."""
+        layers = {name: layer for name, layer in self.model.named_modules() if isinstance(layer, AdaptiveStatistics)}
+        if self.statistics_policy.follows:
+            self.statistics_policy.use(1)
+            followed = {name: layer.place for name, layer in layers.items() if layer.place is not None}
+            return {name: self.norm_statistics.part(place.start) for name, place in followed.items()}
+        if self.statistics_policy.kind == "source" or not layers:
+            return {}
+        if images is None:
+            raise ModelError(
+                f"The method {self.info.name!r} normalises by the batch, and a plain network needs statistics of its "
+                "own.",
+                "Give a batch of the stream whose statistics it keeps: adapted.freeze(images).",
+            )
+        check_input(images, self.model, self._intake)
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+
+        def keep(name: str, given: Tensor) -> None:
+            var, mean = torch.var_mean(given.float(), [axis for axis in range(given.dim()) if axis != 1], correction=0)
+            found[name] = mean, var
+
+        with contextlib.ExitStack() as hooks, self.norm_statistics.using("batch"):
+            for name in layers:
+                layer = self.model.get_submodule(name)
+                handle = layer.register_forward_pre_hook(lambda _, given, name=name: keep(name, given[0]))
+                hooks.callback(handle.remove)
+            passes = dict(self.passes)
+            self._run(images, dict(self.predicting_parameters()))
+            self.passes = passes
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """Let what an adapter does not have be that of the model it wraps: ``adapted.forward_features``."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")
+            if model is None or name.startswith("_"):
+                raise
+            return getattr(model, name)
+
     # The ritual ------------------------------------------------------------------------------------------------------
 
     @final  # type: ignore[misc]
-    def forward(self, x: Tensor) -> Tensor:
-        """Adapt to ``x`` and return its logits; also inside ``torch.no_grad()`` and ``torch.inference_mode()``."""
+    def forward(self, x: Tensor | None = None, **named: Tensor) -> Tensor:
+        """Adapt to ``x`` and return its logits; also inside ``torch.no_grad()`` and ``torch.inference_mode()``.
+
+        A batch may have a name, as ``pixel_values=x``; nothing else is taken beside it.
+        """
+        batch = the_batch(x, named) if x is None or named else x
         with self.turn:
-            return self._forward(x)
+            return self._forward(batch)
 
     def _forward(self, x: Tensor) -> Tensor:
         intake = self._intake
@@ -363,11 +440,14 @@ class Adapter(Lifecycle, abc.ABC):
             require_images(x, self.info.name)
         modes = (torch.inference_mode(False), torch.enable_grad(), self.autocast.suspended(x.device.type))
         with modes[0], modes[1], modes[2], self.norm_statistics.using(self.statistics_policy.kind):
+            first = not self._taken
             if tuple(x.shape[1:]) not in self._taken:
                 with self.autocast.again():
                     require_taken(self.model, x)  # before anything of it is counted or remembered
                 self._taken.add(tuple(x.shape[1:]))
             logits = self._answer(x.clone() if x.is_inference() else x.detach()).detach()
+        if first and probabilities(logits):
+            warnings.warn(_PROBABILITIES, stacklevel=4)
         return logits.to(self._returned)  # as the model itself returns them
 
     def _answer(self, x: Tensor) -> Tensor:
@@ -818,6 +898,11 @@ def check_model(model: nn.Module, info: MethodInfo) -> None:
     """Refuse what cannot be adapted by this method, before the first batch."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"adapt() takes a torch.nn.Module, not {type(model).__name__}.", "Pass the network itself.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            "A traced or scripted model shows no layers that could adapt.",
+            "Adapt the nn.Module it was made of, and export afterwards: torch.jit.trace(adapted.freeze(x), x).",
+        )
     batch_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for _, layer in norm_layers(model))
     if info.norm == "batch" and not batch_norm:
         raise ModelError(
@@ -848,6 +933,31 @@ class Intake:
         return Intake(list(model.modules()), typical_parameter(model), input_rank(model))
 
 
+def the_batch(x: Tensor | None, named: Mapping[str, Tensor]) -> Tensor:
+    """Return the only thing that an adapter was given, by position or by name; refuse more, or nothing."""
+    given = [*([] if x is None else [x]), *named.values()]
+    if len(given) != 1:
+        what = f" and {', '.join(named)}" if named and x is not None else f": {', '.join(named)}" if named else ""
+        raise InputError(
+            f"An adapter takes one batch, and got {len(given) or 'none'}{what}.",
+            "Call adapted(x) or adapted(pixel_values=x). What else the model takes, let a module around it fill in.",
+        )
+    return given[0]
+
+
+_PROBABILITIES = (
+    "The model seems to return probabilities, not logits: methods would take their softmax once more. "
+    "Leave its softmax out, or say adapt(..., logits=lambda out: out.clamp_min(1e-12).log())."
+)
+
+
+def probabilities(logits: Tensor) -> bool:
+    """Tell whether logits are probabilities already: none is negative, and those of a sample sum to one."""
+    if not len(logits) or bool((logits < 0).any()):
+        return False
+    return bool(((logits.float().sum(1) - 1).abs() < 1e-3).all())
+
+
 def check_input(x: Tensor, model: nn.Module, intake: Intake | None = None) -> Tensor:
     """Return ``x`` when it is a batch that the model can take; refuse it otherwise."""
     if not isinstance(x, Tensor):
@@ -857,6 +967,11 @@ def check_input(x: Tensor, model: nn.Module, intake: Intake | None = None) -> Te
     intake = intake or Intake.of(model)
     device, dtype = intake.parameter.device, intake.parameter.dtype
     if x.dtype != dtype:
+        if not x.is_floating_point() and any(isinstance(layer, nn.Embedding) for layer in intake.layers):
+            raise InputError(
+                f"The batch is {x.dtype}: token ids, which cannot be adapted to.",
+                "Adapt the part of the model behind its embedding, and pass it embedded tokens.",
+            )
         how = "x.float() / 255" if x.dtype == torch.uint8 else f"x.to({dtype})"
         raise InputError(f"The model computes in {dtype} and the batch is {x.dtype}.", f"Convert it: {how}.")
     if x.device != device:
@@ -905,12 +1020,15 @@ def _takes(model: nn.Module, x: Tensor) -> bool:
 def require_taken(model: nn.Module, x: Tensor) -> None:
     """Refuse samples that a model cannot take, by trying the first; what it returns is another matter."""
     shape = tuple(x.shape[1:])
+    last = len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3)
     try:
         model(x[:1] if len(x) else x.new_zeros(1, *shape))
     except (RuntimeError, ValueError, IndexError) as error:
         raise ShapeError(
             f"The model does not take samples of shape {shape} ({str(error).partition(chr(10))[0]}).",
-            "Give what it was trained on, such as images (N, channels, height, width).",
+            "Put the channels second: x.permute(0, 3, 1, 2)."
+            if last
+            else "Give what it was trained on, such as images (N, channels, height, width).",
         ) from error
 
 

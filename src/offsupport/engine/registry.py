@@ -78,6 +78,8 @@ class Methods(Registry[type[Adapter]]):
         return [*names, *(name + suffix for name, suffix in made)]
 
     def __getitem__(self, name: str) -> type[Adapter]:
+        if not isinstance(name, str):
+            raise ConfigError(f"A method is named by a word, not by {name!r}.", 'Write adapt(model, "auto").')
         plain = self.plain(name)
         method = super().__getitem__(plain)
         return method if plain == name else self._suffixes[name.removeprefix(plain)].make(method)

@@ -8,7 +8,6 @@ Both are made anew in every process, so copies and pickles name what they were m
 from __future__ import annotations
 
 import abc
-import copy
 import dataclasses
 import functools
 import statistics
@@ -160,12 +159,7 @@ class Constrained(Adapter):
 
         Its batch norm is that of any model: it normalises by the running statistics the model came with.
         """
-        merged = copy.deepcopy(self.model)
-        parameters = dict(merged.named_parameters())
-        with torch.no_grad():
-            for name, value in self.predicting_parameters().items():
-                parameters[name].copy_(value)
-        return merge(merged)
+        return merge(super().merge())
 
     def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Take a step with the penalty: l1 adds its subgradient, prox follows with a soft threshold."""

@@ -209,9 +209,7 @@ def load_model(name: str, *, network: str | None = None, normalization: str | No
     if f"{kind}:" not in MODEL_PREFIXES or not rest:
         raise ConfigError(
             f"{name!r} names no model.",
-            f"Write file:{name} for that file."
-            if Path(name).exists()
-            else "Write zoo:NAME, file:PATH, pip:NAME or timm:NAME.",
+            as_file(name) or "Write zoo:NAME, file:PATH, pip:NAME or timm:NAME.",
         )
     if kind == "timm":
         return _from_timm(rest)
@@ -222,6 +220,19 @@ def load_model(name: str, *, network: str | None = None, normalization: str | No
         zoo.card(rest)  # refuses unknown names
         path = zoo.folder(rest) / "model.safetensors"
     return _from_file(path, network, normalization)
+
+
+def as_file(name: str) -> str:
+    """Return how to name a file of weights, where a name is that of one or looks like it; nothing otherwise."""
+    path = Path(name)
+    if not path.exists() and path.suffix.lower() not in _SUFFIXES:
+        return ""
+    say = " --network NAME --normalization DATA" if path.suffix.lower() != ".safetensors" else ""
+    return f"Write file:{name}{say}, for that file of weights."
+
+
+_SUFFIXES = (".pth", ".pt", ".safetensors", ".bin", ".ckpt", ".tar", ".onnx", ".pt2")
+"""How files of weights end, and what is taken for them."""
 
 
 def package_weights(name: str) -> Path:
@@ -255,7 +266,8 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
     if not (isinstance(network, str) and isinstance(normalization, str)):
         raise ModelError(
             f"{path} does not say which network its weights belong to.",
-            'Say it: load_model("file:...", network="resnet50", normalization="cifar10").',
+            'Say it: network="resnet50", normalization="imagenet" (on the command line --network resnet50 '
+            "--normalization imagenet). For a network of your own: module:function with --allow-code.",
         )
     if network.startswith("mae-"):
         named = our_names(weights)

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -398,8 +398,7 @@ class AdaptiveStatistics:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # No module holds the extended class, so copies and pickles name the plain one it was made of.
-        plain = next(cls for cls in type(self).__mro__[1:] if cls is not AdaptiveStatistics)
-        return _rebuild, (plain,), self.__dict__
+        return _rebuild, (plain_class(self),), self.__dict__
 
 
 _ADAPTIVE: dict[type, Any] = {}
@@ -433,6 +432,30 @@ def adopt_batch_norm(model: nn.Module) -> NormStatistics:
             shared.channels = width
             shared.layers += 1
     return shared
+
+
+@torch.no_grad()
+def release_batch_norm(model: nn.Module, moments: Mapping[str, tuple[Tensor, Tensor]]) -> nn.Module:
+    """Make the batch-norm layers of a model plain ones again, in place, and return it.
+
+    Args:
+        model: A model whose layers were adopted.
+        moments: Mean and variance that layers keep, by name; the others keep those they came with.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, AdaptiveStatistics):
+            for own in ("norm_statistics", "span", "place"):
+                layer.__dict__.pop(own, None)
+            layer.__class__ = plain_class(layer)
+            if name in moments:
+                layer.running_mean, layer.running_var = (moment.clone() for moment in moments[name])
+                layer.track_running_stats, layer.training = True, False  # type: ignore[attr-defined]
+    return model
+
+
+def plain_class(layer: nn.Module | AdaptiveStatistics) -> Any:
+    """Return the class that a layer had before it was adopted."""
+    return next(cls for cls in type(layer).__mro__[1:] if cls is not AdaptiveStatistics)
 
 
 def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 PALETTE = ("#1f83c4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d46")
 """Okabe and Ito's colours without black and yellow, which vanish on dark and on white; a lighter blue, and a brown."""
 MARKERS = "osD^vPX"
+L = TypeVar("L")
 Interval = tuple[float, float, float]
 """A value, its lower and its upper bound."""
 
@@ -345,7 +346,20 @@ def curve_figures(rows: Sequence[Row], records: Sequence[Record]) -> list[Drawin
     kept = {key: lines for key, lines in drawings.items() if key not in several or len(several) <= SHOWN_CURVES}
     radii = median_radii(records)
     label = f"{rows[0].metric} ({rows[0].unit})"
-    return average + [_drawn_curves(title, axis, lines, label, radii) for (title, axis), lines in kept.items()]
+    return average + [
+        _drawn_curves(title, axis, part, label, radii, rows_shown)
+        for (title, axis), lines in kept.items()
+        for rows_shown, part in few_at_a_time(lines).items()
+    ]
+
+
+def few_at_a_time(lines: Mapping[str, L]) -> dict[str, dict[str, L]]:
+    """Return lines in groups that a drawing has colours for, by words that say which rows a group has."""
+    names, size = list(lines), len(PALETTE)
+    if len(names) <= size:
+        return {"": dict(lines)}
+    groups = [names[first : first + size] for first in range(0, len(names), size)]
+    return {f" ({group[0]} to {group[-1]})": {name: lines[name] for name in group} for group in groups}
 
 
 def _placed(column: str) -> tuple[Axis, str, str] | None:
@@ -361,10 +375,12 @@ def _drawn_curves(
     lines: Mapping[str, Mapping[str, Interval]],
     label: str,
     radii: Mapping[str, Mapping[str, float]],
+    rows_shown: str,
 ) -> Drawing:
     own = radii.get(title, {}) if axis is DISTANCE else {}
     marks = _marks(title, own) if axis is DISTANCE else None
-    return Drawing(_curves(lines, label, axis.label, marks), axis.caption.format(title) + _about(own))
+    caption = axis.caption.format(f"{title}{rows_shown}")
+    return Drawing(_curves(lines, label, axis.label, marks), caption + _about(own))
 
 
 def _curves(
@@ -400,8 +416,13 @@ def _mean_severity(records: Sequence[Record]) -> list[Drawing]:
         lines[method] = {s: (100 * e.value, 100 * e.low, 100 * e.high) for s, e in estimates.items()}
     if not lines:
         return []
-    drawing = _curves(lines, "error (percent)", "severity")
-    return [Drawing(drawing, "The average over corruptions by severity, with 95 % intervals.")]
+    return [
+        Drawing(
+            _curves(part, "error (percent)", "severity"),
+            f"The average over corruptions by severity{rows_shown}, with 95 % intervals.",
+        )
+        for rows_shown, part in few_at_a_time(lines).items()
+    ]
 
 
 def _marks(group: str, radii: Mapping[str, float]) -> dict[str, float]:
@@ -484,8 +505,8 @@ def _changing(records: Sequence[Record], shown: Sequence[str]) -> list[Drawing]:
 # Along the stream: how the error of each method develops from batch to batch.
 
 
-STREAM_LINES = 10
-"""More lines in one drawing cannot be told apart."""
+STREAM_LINES = len(PALETTE)
+"""More lines in one drawing have no colours of their own."""
 DRAWINGS = 3
 Traces = dict[str, list[list[float]]]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from offsupport.core.ownership import require_own
 from offsupport.core.version import __version__
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from jinja2 import Template
 
 
@@ -147,6 +150,41 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """An image with a few words below it.
+
+    Args:
+        png: The image, as a PNG file.
+        lines: The words, a line each; the first is set in bold.
+        tone: ``good``, ``bad``, ``open``, or nothing.
+    """
+
+    png: bytes
+    lines: Sequence[str]
+    tone: str = ""
+
+    @staticmethod
+    def of(pixels: npt.NDArray[np.uint8], lines: Sequence[str], tone: str = "") -> Picture:
+        """Return a picture of pixels (height, width, 3); large ones are made smaller, small ones stay as they are."""
+        from PIL import Image
+
+        image = Image.fromarray(pixels)
+        image.thumbnail((_LARGEST, _LARGEST))
+        file = io.BytesIO()
+        image.save(file, "PNG", optimize=True)
+        return Picture(file.getvalue(), lines, tone)
+
+    @property
+    def address(self) -> str:
+        """The image as an address."""
+        return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
+
+
+_LARGEST = 192
+"""Side of a picture on a page, in pixels."""
+
+
+@dataclass(frozen=True)
 class Section:
     """One part of the page; whatever is empty is left out.
 
@@ -158,6 +196,7 @@ class Section:
         notes: Remarks in small print.
         code: Lines to type, shown as they are.
         facts: Names and values folded away under "How this was made".
+        pictures: Images, between the prose and the tables.
     """
 
     heading: str
@@ -167,6 +206,7 @@ class Section:
     notes: Sequence[str] = ()
     code: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
+    pictures: Sequence[Picture] = ()
 
 
 @dataclass(frozen=True)

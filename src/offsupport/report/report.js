@@ -81,6 +81,15 @@
     drawer.scrollTop = 0;
   };
 
+  // A table that goes on beyond its frame says so: many systems hide scroll bars.
+  for (const box of document.querySelectorAll(".scroll")) {
+    if (box.scrollWidth > box.clientWidth + 2) {
+      const cue = make("p", "More columns to the right: scroll sideways \u2192");
+      cue.className = "cue";
+      box.before(cue);
+    }
+  }
+
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (button && button.classList.contains("sort")) sort(button.closest("th"));

@@ -38,13 +38,14 @@ from offsupport.report.tables import (
     unit_text,
     value_text,
 )
-from offsupport.results.rows import Claim, Listing, Measured, Row, Verdict
+from offsupport.results.rows import ENOUGH, Claim, Listing, Measured, Row, Verdict
 from offsupport.studies import TABLES, AdaptConfig, Request, error_rows
 from offsupport.studies.errors import mixed_weights
 
 _PAIRED = (
     "Intervals are 95 %, from a bootstrap over images (over runs, for synthetic data) that pairs the two methods. "
-    "A claim is decided only where its interval excludes zero, or the bound it names."
+    "A claim is decided only where its interval excludes zero, or the bound it names, and never by fewer than "
+    f"{ENOUGH} images or runs."
 )
 _VERDICTS: tuple[tuple[Verdict, str, str], ...] = (
     ("holds", "claims hold", "good"),

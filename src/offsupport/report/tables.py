@@ -10,7 +10,7 @@ from typing import Any
 
 from offsupport.core.escaping import escape_cell
 from offsupport.report.page import Badge, Bar, Number, Scale, Table, Value
-from offsupport.results.rows import Claim, Evidence, Row, Verdict
+from offsupport.results.rows import ENOUGH, Claim, Evidence, Row, Verdict
 
 # In words.
 
@@ -68,6 +68,7 @@ VERDICTS: dict[Verdict, Badge] = {
     "does-not-hold": Badge("does not hold", "bad"),
     "undecided": Badge("undecided"),
 }
+_TOO_FEW = Badge("too few to decide")
 LOWER_IS_BETTER = ("error", "mse")
 
 
@@ -81,7 +82,8 @@ def claims_table(claims: Sequence[Claim]) -> Table:
         text = evidence_text(found).removesuffix(f" {found.unit}")
         # Intervals in different units share no scale, so their unit stands where they would be drawn.
         last = _bar(found, scale, zero=scale.at(0.0)) if len(units) == 1 else found.unit
-        rows.append([claim.claim, VERDICTS[claim.verdict], Number(text, found.value, f"claims-{i}"), last])
+        verdict = _TOO_FEW if found.n < ENOUGH else VERDICTS[claim.verdict]
+        rows.append([claim.claim, verdict, Number(text, found.value, f"claims-{i}"), last])
     ends = [f"measured, {units[0]}", ""] if len(units) == 1 else ["measured", "quantity"]
     return Table(["claim", "verdict", *ends], rows, text_columns=4, stacked=True)
 

@@ -38,12 +38,11 @@ from offsupport.core.errors import (
 from offsupport.core.files import folder_lock, read_json, require_folder, sha256_bytes, write_json
 from offsupport.core.ownership import foreign, is_own_json
 from offsupport.data.dataset import Images
-from offsupport.data.folders import sub_folders
 from offsupport.data.pictures import decode_image, measure_image
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.source_stats import SourceStats
 from offsupport.methods import METHODS, adapt, source_stats
-from offsupport.serving.folder import SOURCE_IMAGES, class_names
+from offsupport.serving.folder import SOURCE_IMAGES, class_names, labelled_batches
 from offsupport.serving.image_files import ImageFiles, as_tensor, shuffle_files, walk_images
 from offsupport.serving.source_model import SourceModel, as_source_model
 from offsupport.serving.stream import Answer, Limits, RefusedError, Stream
@@ -562,9 +561,13 @@ def open_service(
     known = names.fit(count)
     stats = None
     if source is not None:
-        images = None if folder is None else _clean_images(folder, side, bounds.batch_size, count, spell)
         wanted = {"preset": preset, "monitor": True, **hyper}
-        stats = SourceStats.load(source) if images is None else source_stats(network, images, chosen, **wanted)
+        clean = None if folder is None else _clean_images(folder, side, spell)
+        stats = (
+            SourceStats.load(source)
+            if clean is None
+            else source_stats(network, labelled_batches(clean, names, count, bounds.batch_size), chosen, **wanted)
+        )
     adapted = adapt(network, chosen, preset=preset, source=stats, monitor=monitor, **hyper)
     return Service(
         adapted, size=side, names=known, resize=size is not None, limits=bounds, state=state, read_only=read_only,
@@ -572,15 +575,5 @@ def open_service(
     )  # fmt: skip
 
 
-def _clean_images(
-    folder: Path, side: int, batch_size: int, classes: int, spell: Spelling
-) -> Iterator[tuple[Tensor] | tuple[Tensor, Tensor]]:
-    """Yield clean images, and their labels where the folder has a sub-folder for each class."""
-    files = ImageFiles(folder, shuffle_files(walk_images(folder), 0, "source")[:SOURCE_IMAGES], side, side, spell)
-    numbers = {name: number for number, name in enumerate(sub_folders(folder))}
-    for names, x in files.batches(batch_size):
-        tops = [name.partition("/")[0] for name in names]
-        if len(numbers) == classes and all(top in numbers for top in tops):
-            yield x, torch.tensor([numbers[top] for top in tops])
-        else:
-            yield (x,)
+def _clean_images(folder: Path, side: int, spell: Spelling) -> ImageFiles:
+    return ImageFiles(folder, shuffle_files(walk_images(folder), 0, "source")[:SOURCE_IMAGES], side, side, spell)

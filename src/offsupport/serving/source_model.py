@@ -58,6 +58,11 @@ class SourceModel:
             return [names[1] for names in imagenet_class_names()]
         return _CLASSES.get(self.data or "", ())
 
+    @property
+    def class_synonyms(self) -> Sequence[Sequence[str]]:
+        """All names that each class goes by, where it has several."""
+        return imagenet_class_names() if self.data == IMAGENET else ()
+
     def usual_images(self, most: int, spell: Spelling = as_keyword) -> Tensor:
         """Return at most so many images it was trained on, where those are embedded; ask for a folder otherwise."""
         if self.data != _EMBEDDED:

@@ -162,11 +162,13 @@ def _made_by(make: Callable[[], Any], name: str) -> nn.Module:
 
 
 def _built_in(name: str) -> BuiltIn:
+    from offsupport.nn.loading import as_file
+
     if name in MODELS:
         return MODELS[name]
     others = "zoo:NAME, file:PATH, pip:NAME, timm:NAME, module:function with --allow-code"
     forms = f"{nearest(name, MODELS)} Other models: {others}."
-    raise ConfigError(f"Unknown model {name!r}.", f"Write file:{name} for that file." if Path(name).exists() else forms)
+    raise ConfigError(f"Unknown model {name!r}.", as_file(name) or forms)
 
 
 def _kept(source: BuiltIn, path: Path) -> nn.Module:

@@ -25,12 +25,21 @@ def folder(name: str) -> Path:
 def card(name: str) -> dict[str, Any]:
     """Return what is known about a model: recipe, seed, command, data, accuracy and hashes."""
     if name not in names():
-        raise ConfigError(f"The zoo has no model {name!r}.", nearest(name, names()))
+        raise ConfigError(f"The zoo has no model {name!r}.", _nearest(name))
     path = folder(name) / "card.json"
     found: dict[str, Any] = read_json(path)
     if not _is_card(found):
         raise FileError(f"{path} is not the card of a model.", "Install offsupport again, or train the model again.")
     return found
+
+
+def _nearest(name: str) -> str:
+    """Return a remedy that names the best of the models that ``name`` could be short for, or else the nearest."""
+    longer = [each for each in names() if each.startswith(name.lower())]
+    if not longer:
+        return nearest(name, names())
+    best = max(longer, key=lambda each: (card(each).get("test") or {}).get("accuracy", 0.0))
+    return f"Did you mean {best!r}?"
 
 
 def _is_card(found: Any) -> bool:
