@@ -336,8 +336,8 @@ def compare_shifts(arms: Arms, better: Arm, worse: Arm, sentence: str) -> list[C
     if len(shared) < 2:
         return []
     ours, theirs = ([arms[arm][name] for name in shared] for arm in (better, worse))
-    errors = [np.array([[estimate(parts).value] for parts in side]) for side in (ours, theirs)]
-    found = difference_estimate(*errors)
+    first, second = (np.array([[estimate(parts).value] for parts in side]) for side in (ours, theirs))
+    found = difference_estimate(first, second)
     parts = [part for side in (ours, theirs) for each in side for part in each]
     cells = tuple(dict.fromkeys(key for part in parts for key in part.cells))
     counted = Estimate(found.value, found.low, found.high, difference(*map(_flat, (ours, theirs))).n, cells)
