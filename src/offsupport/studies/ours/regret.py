@@ -155,6 +155,7 @@ class Walk:
         self.adapter, self.attacker, self.watched = adapter, attacker, watched
         self.rows: list[int] = []
         self.correct: list[bool] = []
+        self.looked_at: list[bool] = []
         self.seconds = self.cpu_seconds = 0.0
         self.passes: Counter[str] = Counter(forward=0, backward=0)
         self._events: Counter[str] = Counter()
@@ -175,13 +176,15 @@ class Walk:
             self._events.update(self.adapter.events)
             self.adapter.reset()
         sent, good = (x, slice(None)) if self.attacker is None else self.attacker.mix(x, y)
+        monitor = self.adapter.options.monitor
+        self.looked_at += [not monitor or self.adapter.watched] * len(rows)
         began = time.perf_counter(), time.process_time()
         logits = self.adapter(sent)[good]
         self.seconds += time.perf_counter() - began[0]
         self.cpu_seconds += time.process_time() - began[1]
         self.rows += rows.tolist()
         self.correct += (logits.argmax(1) == y).tolist()
-        if self.watched and not self.adapter.options.monitor:
+        if self.watched and not monitor:
             self._unseen.append((x, logits))
             if sum(len(each) for each, _ in self._unseen) >= LOOK:
                 self._look()
@@ -205,11 +208,12 @@ class Walk:
         return {"images": pack(self.rows[first:], self.correct[first:])}
 
     def judged(self) -> dict[str, Any]:
-        """Return what can be said of the last images without labels, and which of them were right."""
+        """Return what can be said without labels of the last images looked at, and which of them were right."""
         if self._unseen:
             self._look()
         watches = self.adapter.options.monitor
         found: Judgement = self.adapter.estimate() if watches else self.adapter.answers.estimate(self._memory)
+        last = [place for place, looked in enumerate(self.looked_at) if looked][-found.n :]
         spans: dict[str, Interval | None] = {"source": found.source, "adapted": found.adapted}
         return {
             **{name: None if span is None else [span.value, span.low, span.high] for name, span in spans.items()},
@@ -218,7 +222,7 @@ class Walk:
             "shift": found.shift,
             "order": found.order,
             "verdict": found.verdict,
-            "images": pack(self.rows[-found.n :], self.correct[-found.n :]),
+            "images": pack([self.rows[place] for place in last], [self.correct[place] for place in last]),
         }
 
 
