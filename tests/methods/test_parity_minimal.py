@@ -392,3 +392,15 @@ def test_layers_without_running_statistics_alone_are_refused():
     )
     with pytest.raises(ModelError, match="keep no running statistics"):
         offsupport.adapt(net, "minimal")
+
+
+@torch.no_grad()
+def test_images_that_show_nothing_are_not_counted():
+    clean = images(100, seed=1)
+    net = made(network, clean)
+    stats = offsupport.source_stats(net, [clean], method="minimal")
+    stream = images(48, seed=3, scale=0.4, offset=0.5)
+    grey = torch.full((8, 3, 8, 8), 0.5, dtype=torch.float64)
+    plain, mixed = (offsupport.adapt(net, "minimal", source=stats, group=64) for _ in range(2))
+    assert_close(mixed(torch.cat([stream, grey]))[:48], plain(stream), "as without them")
+    assert_close(mixed.memory["shift"], plain.memory["shift"], "shift")

@@ -644,7 +644,7 @@ class Adapter(Lifecycle, abc.ABC):
             if recorded is None:  # it looked at augmented copies alone
                 self.serve(x)
             else:
-                policy.count(*recorded)
+                policy.count(x, *recorded)
             return logits
         finally:
             self._pending = self._recorded = None

@@ -373,15 +373,14 @@ class MinimalStatistics(CountedStatistics):
         first = slice(0, int((self.layer == 0).sum()))
         clean, shift = self.reference.clean[:, first], shift[:, first]
         full = (_variance(clean + shift) / _variance(clean)).clamp(min=FADED)
-        lost = float(full.log().mean()) + 1  # what a third of the variance explains is nothing out of the way
+        lost = float(full.detach().log().mean()) + 1  # what a third of the variance explains is nothing out of the way
         if lost >= 0:
             return share, ratio
-        score = float((shift[1].square() / self._chance(first)[1]).mean())
+        score = float((shift[1].detach().square() / self._chance(first)[1]).mean())
         plain = self._caution * max(0.0, 1 - self.config.doubt / score) if score > 0 else 0.0
         nearer = share[first].lerp(torch.full_like(share[first], plain), 1 - math.exp(lost))
-        share, ratio = share.clone(), ratio.clone()
-        share[first], ratio[first] = nearer, torch.minimum(ratio[first], full.pow(nearer))
-        return share, ratio
+        smaller = torch.minimum(ratio[first], full.pow(nearer))
+        return torch.cat([nearer, share[first.stop :]]), torch.cat([smaller, ratio[first.stop :]])
 
     def gate(self) -> Tensor:
         """Return for each layer how plainly it is shifted: 0 where chance and classes would explain it, 1 far off."""

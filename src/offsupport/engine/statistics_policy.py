@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from offsupport.core.errors import ModelError
-from offsupport.engine.guard import finite_rows
+from offsupport.engine.guard import finite_rows, shows
 from offsupport.engine.state import Memory
 from offsupport.functional import as_rows
 from offsupport.nn.norm import AdaptiveStatistics, NormStatistics, Seen, Statistics
@@ -65,8 +65,8 @@ class StatisticsPolicy:
         """Predict ``x`` and count it."""
         return predict(x)
 
-    def count(self, seen: Seen, logits: Tensor) -> None:
-        """Count images that a pass recorded, and their logits."""
+    def count(self, x: Tensor, seen: Seen, logits: Tensor) -> None:
+        """Count images, what a pass recorded of them, and their logits."""
 
 
 class FixedShare(StatisticsPolicy):
@@ -192,7 +192,9 @@ class CountedStatistics(FollowedStatistics):
             fine += 0 if poor else len(group)
         found = torch.cat(logits) if len(logits) > 1 else logits[0]
         if poor and len(x) >= COMPANY:
-            found[fine:] = self._predict_again(x[fine:] if fine else x, predict, finite_rows(found[fine:]))
+            found[fine:] = self._predict_again(
+                x[fine:] if fine else x, predict, finite_rows(found[fine:]) & shows(x[fine:])
+            )
         return found
 
     def _predict_again(self, x: Tensor, predict: Predict, counted: Tensor) -> Tensor:
@@ -206,14 +208,16 @@ class CountedStatistics(FollowedStatistics):
     def _predict_and_count(self, x: Tensor, predict: Predict) -> Tensor:
         with self.norm_statistics.recording() as seen:
             logits = predict(x)
-        self.count(seen, logits)
+        self.count(x, seen, logits)
         return logits
 
-    def count(self, seen: Seen, logits: Tensor) -> None:
-        """Count images that a pass recorded, but for those that overflowed in it."""
+    def count(self, x: Tensor, seen: Seen, logits: Tensor) -> None:
+        """Count images that a pass recorded, but for those that overflowed in it and those that show nothing."""
         if not seen:
             return
-        moments = seen.moments(self.unseen())
+        moments, shown = seen.moments(self.unseen()), shows(x)
+        if moments.shape[1] == len(shown) and not bool(shown.all()):
+            moments, logits = moments[:, shown], logits[shown]
         if not math.isfinite(float(moments.sum() + logits.sum())):  # a sum is finite only where all its terms are
             finite = finite_rows(logits) & moments.isfinite().all(2).all(0)
             moments, logits = moments[:, finite], logits[finite]
