@@ -341,7 +341,8 @@ def compare_shifts(arms: Arms, better: Arm, worse: Arm, sentence: str) -> list[C
     if len(shared) < 2:
         return []
     ours, theirs = ([arms[arm][name] for name in shared] for arm in (better, worse))
-    found = difference_estimate(*(np.array([[mean_error(parts)] for parts in side]) for side in (ours, theirs)))
+    better_errors, worse_errors = (np.array([[mean_error(parts)] for parts in side]) for side in (ours, theirs))
+    found = difference_estimate(better_errors, worse_errors)
     parts = [part for side in (ours, theirs) for each in side for part in each]
     cells = tuple(dict.fromkeys(key for part in parts for key in part.cells))
     predictions = sum(len(part.images[0]) for each in ours for part in each)
