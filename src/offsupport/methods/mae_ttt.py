@@ -343,8 +343,8 @@ class MaeTttEm(MaeTtt):
         if self.config.em_steps and not self.config.by_batch and self.config.em_views == "copies":
             warnings.warn(
                 f"{self.info.name}: entropy steps on a single image make the network surer of what it says already: "
-                "they lock its prediction in, and undo what reconstruction gains. On batches of different images pass "
-                'together=True, em_loss="information" (docs/mae.md); on single ones, mae-ttt does without.',
+                "they lock its prediction in. On batches of different images pass together=True, "
+                'em_loss="information" (docs/mae.md); on single ones, mae-ttt does without.',
                 stacklevel=3,
             )
 

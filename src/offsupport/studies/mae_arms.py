@@ -15,7 +15,7 @@ from offsupport import zoo
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.data import EXTRA, STANDARD
-from offsupport.results.intervals import Estimate, difference_estimate
+from offsupport.results.intervals import difference_estimate
 from offsupport.results.rows import Claim, Row, below
 from offsupport.studies.adaptation import AdaptConfig
 from offsupport.studies.episodes import EpisodeConfig
@@ -298,7 +298,12 @@ def whole(columns: Mapping[str, Sequence[Part]]) -> list[Part]:
 def hard(arms: Arms, model: str) -> list[str]:
     """Return the shifts on which the source model errs on more than a tenth of the images."""
     columns = arms.get(Arm(model), {})
-    return [name for name, parts in columns.items() if name not in APART and estimate(parts).value > HARD]
+    return [name for name, parts in columns.items() if name not in APART and mean_error(parts) > HARD]
+
+
+def mean_error(parts: Sequence[Part]) -> float:
+    """Return the mean over results of the share of wrong predictions; what an estimate says, without its interval."""
+    return statistics.fmean(float((~part.images[1]).mean()) for part in parts)
 
 
 def accuracy_row(method: str, column: str, parts: Sequence[Part], paper: float | None) -> Row:
@@ -336,16 +341,13 @@ def compare_shifts(arms: Arms, better: Arm, worse: Arm, sentence: str) -> list[C
     if len(shared) < 2:
         return []
     ours, theirs = ([arms[arm][name] for name in shared] for arm in (better, worse))
-    first, second = (np.array([[estimate(parts).value] for parts in side]) for side in (ours, theirs))
-    found = difference_estimate(first, second)
+    better_errors, worse_errors = (np.array([[mean_error(parts)] for parts in side]) for side in (ours, theirs))
+    found = difference_estimate(better_errors, worse_errors)
     parts = [part for side in (ours, theirs) for each in side for part in each]
     cells = tuple(dict.fromkeys(key for part in parts for key in part.cells))
-    counted = Estimate(found.value, found.low, found.high, difference(*map(_flat, (ours, theirs))).n, cells)
+    predictions = sum(len(part.images[0]) for each in ours for part in each)
+    counted = dataclasses.replace(found, n=predictions, cells=cells)
     return [below(f"{sentence}, over shifts drawn anew", counted, _quantity(better, worse))]
-
-
-def _flat(columns: Sequence[Sequence[Part]]) -> list[Part]:
-    return [part for parts in columns for part in parts]
 
 
 def _shared(arms: Arms, better: Arm, worse: Arm, corruption: str | None) -> list[str]:

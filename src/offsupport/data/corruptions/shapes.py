@@ -26,13 +26,13 @@ def rotation(images: Images, streams: Streams, degrees: float) -> Images:
 @register_corruption("thick_strokes", [2, 3, 4, 5, 6], group="shape")
 def thick_strokes(images: Images, streams: Streams, side: int) -> Images:
     """Let everything bright grow: each value becomes the largest of a square around it."""
-    return grey_dilation(images, size=(1, side, side, 1))
+    return np.asarray(grey_dilation(images, size=(1, side, side, 1)), np.uint8)
 
 
 @register_corruption("thin_strokes", [2, 3, 4, 5, 6], group="shape")
 def thin_strokes(images: Images, streams: Streams, side: int) -> Images:
     """Let everything bright shrink: each value becomes the least of a square around it."""
-    return grey_erosion(images, size=(1, side, side, 1))
+    return np.asarray(grey_erosion(images, size=(1, side, side, 1)), np.uint8)
 
 
 @register_corruption("occlusion", [2 / 32, 4 / 32, 6 / 32, 8 / 32, 10 / 32], group="shape")
