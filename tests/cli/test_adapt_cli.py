@@ -214,6 +214,7 @@ def test_class_folders_give_accuracies_and_a_page_of_what_changed(call, tmp_path
     assert Path("predictions.html").read_text() == "mine"
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_weights_of_all_kinds_get_a_remedy_that_works(call, tmp_path):
     from adapt_models import tiny
 
