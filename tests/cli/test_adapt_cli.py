@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -222,9 +221,7 @@ def test_weights_of_all_kinds_get_a_remedy_that_works(call, tmp_path):
     model = tiny().eval()
     torch.save(model.state_dict(), "sd.pth")
     torch.save(model, "whole.pth")
-    with warnings.catch_warnings():  # torch would rather not be asked for it
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.save(torch.jit.trace(model, torch.rand(1, 3, 32, 32)), "traced.pt")
+    torch.jit.save(torch.jit.trace(model, torch.rand(1, 3, 32, 32)), "traced.pt")
     torch.export.save(torch.export.export(model, (torch.rand(1, 3, 32, 32),)), "program.pt2")
     Path("graph.onnx").write_bytes(b"\x08\x07\x12\x07pytorch")
     said = {
