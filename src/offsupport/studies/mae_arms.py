@@ -24,7 +24,7 @@ from offsupport.studies.published import brought
 from offsupport.studies.tables import TableOptions
 
 CHOSEN_ON = ("impulse_noise", "snow", "thin_strokes", "occlusion")
-"""Shifts of digits that settings were chosen on; they are not reported. The extra corruptions hardly harm any."""
+"""Shifts of digits for choosing settings; they are not reported. The extra corruptions hardly harm any digit."""
 PUBLISHED = tuple(name for name in STANDARD if name not in CHOSEN_ON)
 """The published corruptions that are left."""
 SHIFTS = (*PUBLISHED, *EXTRA, "rotation", "thick_strokes", "uniform_noise", "coarse_noise")
@@ -83,7 +83,7 @@ class Scale:
 BATCHES = 32
 """Different images per batch, as in the paper."""
 TOGETHER = {"together": True, "steps": 10, "masks": 4 * BATCHES, "optimizer": "adam", "lr": 1e-4}
-"""Reconstruction on the digits, by ``reproduce tuning-mae --scale digits``: all images of a batch, then a reset."""
+"""Reconstruction on the digits: all images of a batch, then a reset. ``reproduce tuning-mae --scale digits`` tries others."""
 INFORMATION = {
     "em_loss": "information",
     "em_tune": "norms",
