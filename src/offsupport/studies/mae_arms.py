@@ -83,7 +83,7 @@ class Scale:
 BATCHES = 32
 """Different images per batch, as in the paper."""
 TOGETHER = {"together": True, "steps": 10, "masks": 4 * BATCHES, "optimizer": "adam", "lr": 1e-4}
-"""Reconstruction on the digits: all images of a batch, then a reset. ``reproduce tuning-mae --scale digits`` tries others."""
+"""Reconstruction on the digits: all images of a batch, then a reset. ``reproduce tuning-mae`` tries others."""
 INFORMATION = {
     "em_loss": "information",
     "em_tune": "norms",
