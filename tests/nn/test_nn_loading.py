@@ -153,7 +153,7 @@ def test_a_path_without_its_kind_is_understood(tmp_path):
     for load in (load_model, lambda name: models.source_model(name, tmp_path)):
         with pytest.raises(ConfigError) as error:
             load(str(path))
-        assert f"Write file:{path} for that file." in error.value.remedy
+        assert f"Write file:{path} --network NAME" in error.value.remedy
     with pytest.raises(ConfigError, match="Unknown model 'digits-smal'") as error:
         models.source_model("digits-smal", tmp_path)
     assert "'digits-small'" in error.value.remedy

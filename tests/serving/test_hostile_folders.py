@@ -165,7 +165,7 @@ def test_what_is_known_about_predictions_never_has_their_name(tmp_path, name):
     for _ in range(2):
         offsupport.adapt_folder(Tiny(), tmp_path / "in", "bn", out=tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in", name, f"{name}.json"])
-    assert (tmp_path / name).read_text().startswith("file,class,name,confidence,guard\na.png,")
+    assert (tmp_path / name).read_text().startswith("file,class,name,confidence,guard,")
     assert json.loads((tmp_path / f"{name}.json").read_text())["images"] == 1
 
 

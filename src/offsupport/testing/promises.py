@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from offsupport.core.errors import ConfigError, InputError, ModelError
 from offsupport.engine.adapter import Adapter
@@ -548,8 +549,8 @@ def check_repeatable_state(case: Case) -> None:
 
 def _tensor_bytes() -> int:
     gc.collect()
-    every = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
-    # Sparse tensors, which anyone in this process may hold, have no storage of their own.
+    # What others in this process may hold: sparse tensors, and the stand-ins of an export, have no storage.
+    every = [each for each in gc.get_objects() if issubclass(type(each), Tensor) and not is_fake(each)]
     found = [each for each in every if each.device.type == "cpu" and each.layout == torch.strided]
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}
     return sum(storages.values())
