@@ -151,11 +151,11 @@ def test_an_abrupt_change_takes_back_what_was_learnt(stats):
     adapted, fresh = bold(source=stats), bold(source=stats)
     run(adapted, stream(2, size=48))
     assert takes_steps(adapted)
-    other = [0.5 * x for x in stream(1, size=128)]
+    other = [0.5 * x for x in stream(1, size=160)]
     run(adapted, other)
     run(fresh, other)
     assert adapted.memory["evidence"][0] > 96, "more were counted since than before"
-    assert adapted.memory["evidence"][0] < 96 + 128, "but it began anew"
+    assert adapted.memory["evidence"][0] < 96 + 160, "but it began anew"
     assert takes_steps(fresh)
     assert same_bits(adapted.memory["weights"], fresh.memory["weights"])
 

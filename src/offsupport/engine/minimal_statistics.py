@@ -40,6 +40,11 @@ FADED = 0.001
 """The same for the first layer, which sees the contrast of the pictures themselves."""
 SPOKEN_FOR = 8.0
 """A layer believes in a surplus of classes where at least one part in so many of what it would do is in the shift."""
+ODD = math.e
+"""Clean images have variances within this factor of the statistics that a network was trained with, and means within a
+deviation; what goes beyond is not made good."""
+OUTSIDE = 1.5
+"""A change of the stream surprises the first layer at least one part in so many as much as the others."""
 EVERY = slice(None)
 """All channels of all layers."""
 
@@ -49,7 +54,10 @@ class MinimalConfig(MethodConfig):
     """Hyper-parameters of the minimal change."""
 
     amount: float | None = None
-    """How far statistics move where nothing speaks against it; None is 0.6 with source statistics, 0.25 without."""
+    """How far statistics move where nothing speaks against it; None is 0.7 with source statistics, 0.25 without."""
+    standardise: float = 0.25
+    """How far a layer that moves is standardised by what it sees, as batch norm in training does, rather than carried
+    back to how clean images looked to it; without source statistics these are the same."""
     doubt: float = 2.0
     """A layer moves only where its shift is more than so many times what chance and classes would explain."""
     wary: float = 16.0
@@ -73,6 +81,7 @@ class MinimalConfig(MethodConfig):
 
     def __post_init__(self) -> None:
         require("amount", self.amount is None or 0 <= self.amount <= 1, "in [0, 1]")
+        require("standardise", 0 <= self.standardise <= 1, "in [0, 1]")
         require("doubt", self.doubt >= 0, "at least 0")
         require("wary", self.wary >= 0, "at least 0")
         require("startle", self.startle > 1, "above 1")
@@ -302,7 +311,7 @@ class MinimalStatistics(CountedStatistics):
     def _count_group(self, images: int, shares: Tensor, away: Tensor) -> None:
         """Count a group of images: their mean prediction (K,), and how far their moments lie from what is known."""
         seen, squares, usual = *self.memory["evidence"].tolist(), float(self.memory["surprise"])
-        if seen >= 2 * self.config.group and self.trusted:
+        if seen >= max(2 * self.config.group, self.young) and self.trusted:
             surprise = self._surprise(images, shares, away, squares)
             if surprise > self.config.startle * max(1.0, usual):
                 # An abrupt change: what was learnt before it would only be in the way.
@@ -334,12 +343,15 @@ class MinimalStatistics(CountedStatistics):
     def _surprise(self, images: int, shares: Tensor, away: Tensor, squares: float) -> float:
         """Return how far a group lies from what is known, in units of chance: about 1, whatever the shift.
 
-        The median over layers: one layer may be surprised by anything.
+        The median over layers: one layer may be surprised by anything. Those behind the first are also surprised when
+        the statistics before them move; nothing before the first one does, so it must be surprised, too.
         """
         reference, surplus = self.reference, shares.to(away) - self.memory["classes"]
         away = self._without_classes(away, surplus)
         chance = reference.within * (1 / images + squares) + reference.between * self._doubted(surplus)
-        return float(self._by_layer(away[0].square() / chance[0]).median())
+        first = slice(0, int((self.layer == 0).sum()))
+        outside = float((away[:, first].square() / chance[:, first]).mean())
+        return min(float(self._by_layer(away[0].square() / chance[0]).median()), OUTSIDE * outside)
 
     def _moved(self) -> Tensor:
         return self.moved()
@@ -352,35 +364,51 @@ class MinimalStatistics(CountedStatistics):
         shift, score = self.shift(total, place)
         if score is None:
             return self.known[:, place]
-        least = 0.6 if self.found else 0.25
+        least = 0.7 if self.found else 0.25
         amount = least if self.config.amount is None else self.config.amount
         gate = self._gate(score)
         share = self._caution * amount * (gate[self.layer] if place == EVERY else gate.expand_as(shift[0]))
         clean, (mean, var) = self.reference.clean[:, place], self.known[:, place]
+        # Networks were trained with statistics that clean images need not have. Some depend on the difference, others
+        # bear a shift better without it. Where it is large, the statistics were never meant to be those of images.
+        given_up, deviation = self.config.standardise * share, var.sqrt()
+        mean = mean + given_up * (clean[0] - mean).clamp(-deviation, deviation)
+        var = var + given_up * (_variance(clean).clamp(var / ODD, var * ODD) - var)
         ratio = _variance(clean + share * shift) / _variance(clean)
         ratio = ratio.clamp(min=FLAT)
         if place == EVERY or not place.start:
-            share, ratio = self._undo_fading(shift, share, ratio)
+            total = self.memory["shift"][:, place] if total is None else total[:, place]
+            shift, share, ratio = self._undo_fading(total, shift, share, ratio)
         # The layer was trained to subtract `mean`, not the clean mean: the difference shrinks or grows with the rest.
         return torch.stack([clean[0] + share * shift[0] - (clean[0] - mean) * ratio.sqrt(), var * ratio])
 
-    def _undo_fading(self, shift: Tensor, share: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
-        """Return shares and ratios of variances, those of the first layer for a loss of contrast that is made good.
+    def _undo_fading(
+        self, total: Tensor, shift: Tensor, share: Tensor, ratio: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return shifts, shares and ratios of variances, those of the first layer for a loss of contrast made good.
 
         Part of the way back is not enough there: a tenth of the variance, moved by half, is five times too much. No
-        class looks like that, and before the first layer nothing has moved that could have brought it about.
+        class looks like that, and before the first layer nothing has moved that could have brought it about. Nor do
+        classes look there as they do among clean images: they have faded, too, so that taking them out as they were
+        would leave no variance at all.
         """
         first = slice(0, int((self.layer == 0).sum()))
-        clean, shift = self.reference.clean[:, first], shift[:, first]
-        full = (_variance(clean + shift) / _variance(clean)).clamp(min=FADED)
+        clean, total = self.reference.clean[:, first], total[:, first]
+        full = (_variance(clean + total) / _variance(clean)).clamp(min=FADED)
         lost = float(full.detach().log().mean()) + 1  # what a third of the variance explains is nothing out of the way
         if lost >= 0:
-            return share, ratio
-        score = float((shift[1].detach().square() / self._chance(first)[1]).mean())
+            return shift, share, ratio
+        faded = 1 - math.exp(lost)
+        score = float((total[1].detach().square() / self._chance(first)[1]).mean())
         plain = self._caution * max(0.0, 1 - self.config.doubt / score) if score > 0 else 0.0
-        nearer = share[first].lerp(torch.full_like(share[first], plain), 1 - math.exp(lost))
+        nearer = share[first].lerp(torch.full_like(share[first], plain), faded)
         smaller = torch.minimum(ratio[first], full.pow(nearer))
-        return torch.cat([nearer, share[first.stop :]]), torch.cat([smaller, ratio[first.stop :]])
+        rest = slice(first.stop, None)
+        return (
+            torch.cat([shift[:, first].lerp(total, faded), shift[:, rest]], 1),
+            torch.cat([nearer, share[rest]]),
+            torch.cat([smaller, ratio[rest]]),
+        )
 
     def gate(self) -> Tensor:
         """Return for each layer how plainly it is shifted: 0 where chance and classes would explain it, 1 far off."""
