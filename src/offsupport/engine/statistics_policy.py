@@ -26,8 +26,8 @@ Predict = Callable[[Tensor], Tensor]
 """Logits of images by the statistics in force; keeps no graph."""
 
 
-COMPANY = 8
-"""Fewer images together say too little to be predicted by what they themselves tell."""
+COMPANY = 2
+"""A single image says too little to be predicted by what it tells of itself, and costs one pass."""
 
 
 class StatisticsPolicy:
