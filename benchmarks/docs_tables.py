@@ -10,7 +10,8 @@ and seconds from the cells and memory from results/memory.json; ``gates`` has th
 constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has
 its lines, with ``: NAMES`` behind it those that begin with one of the names.
 ``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels,
-``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- paper_cost hours -->`` GPU hours, and
+``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- minimal_rule errors -->`` what `minimal` carries
+images back to, ``<!-- paper_cost hours -->`` GPU hours, and
 ``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
 """
@@ -349,10 +350,24 @@ def _stages(payload: dict[str, Any]) -> list[str]:
     )
 
 
+def _rules(rows: list[dict[str, Any]]) -> list[str]:
+    """Return mean errors by network and order, a column for each rule."""
+    rules = [name for name in rows[0] if name not in ("network", "order") and not name.endswith(", clean")]
+    heads = ["network, order", *(f"`{name}`" if name.isalpha() else f"`standardise={name}`" for name in rules)]
+    return _markdown(
+        [f"{heads[0]}: error, % (clean images alone)", *heads[1:]],
+        [
+            [f"{row['network']}, {row['order']}", *(f"{row[name]:.1f} ({row[f'{name}, clean']:.1f})" for name in rules)]
+            for row in rows
+        ],
+    )
+
+
 OF_FILES = {
     ("method", "table"): lambda _: _methods(),
     ("estimate", "streams"): lambda payload: _estimates(payload["summary"]),
     ("norm_statistics", "streams"): lambda payload: _statistics(payload["summary"]),
+    ("minimal_rule", "errors"): lambda payload: _rules(payload["rows"]),
     ("changing_stream", "errors"): _stages,
     ("paper_cost", "hours"): _hours,
 }

@@ -202,7 +202,7 @@ class Plain:
     def count(self, logits, seen):
         config, images = self.config, len(logits)
         shares = logits.softmax(1).transpose(0, 1).flatten(1).mean(1).tolist()
-        if self.seen >= max(2 * config.group, config.young):
+        if self.seen >= 2 * config.group:
             surprise = self.surprise(images, shares, seen)
             if surprise > config.startle * max(1.0, self.usual):
                 self.seen, self.squares, self.usual = 0, 1 / config.prior, 1.0

@@ -311,7 +311,7 @@ class MinimalStatistics(CountedStatistics):
     def _count_group(self, images: int, shares: Tensor, away: Tensor) -> None:
         """Count a group of images: their mean prediction (K,), and how far their moments lie from what is known."""
         seen, squares, usual = *self.memory["evidence"].tolist(), float(self.memory["surprise"])
-        if seen >= max(2 * self.config.group, self.young) and self.trusted:
+        if seen >= 2 * self.config.group and self.trusted:
             surprise = self._surprise(images, shares, away, squares)
             if surprise > self.config.startle * max(1.0, usual):
                 # An abrupt change: what was learnt before it would only be in the way.

@@ -1,0 +1,86 @@
+"""`minimal` with its hyper-parameter ``standardise`` at several values, beside `bn`, on networks of two families.
+
+    python benchmarks/minimal_rule.py --data DIR [--networks DIR] [--images 500] [--out results/minimal_rule.json]
+
+CIFAR-10 test images, clean, under the four extra corruptions at severity 5, and with three quarters and more of their
+contrast lost, in random order and sorted by label, in batches of 64; 500 other clean images for source statistics. The
+zoo's joint and supervised ResNets, and two public networks where ``--networks`` has them. One row per network and order:
+the mean error over the six streams, in percent, and that of the clean one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from estimate import NETWORKS
+from norm_statistics import START, Streams
+
+import offsupport
+from offsupport.core.files import write_text
+from offsupport.core.progress import progress
+
+STREAMS = ("clean", "speckle_noise", "gaussian_blur", "spatter", "saturate", "faded")
+RULES: dict[str, dict[str, Any]] = {"source": {}, "bn": {}} | {f"{s:g}": {"standardise": s} for s in (0.0, 0.25, 0.5)}
+CONTRAST, LIGHT = 0.15, 168 / 255
+"""What is left of the contrast of faded images, and their grey."""
+
+
+def errors(streams: Streams, network: str, order: str) -> dict[str, float] | None:
+    """Return the mean error of each rule over the streams, and on clean images; None without the network."""
+    model = streams.model(network)
+    if model is None:
+        return None
+    labels = streams.data.labels[START : START + streams.size]
+    place = np.arange(streams.size) if order == "iid" else np.argsort(labels, kind="stable")
+    row = {}
+    for name, hyper in RULES.items():
+        method = name if name in ("source", "bn") else "minimal"
+        known = {} if method != "minimal" else {"source": streams.clean(network, model)}
+        found = []
+        for stream in STREAMS:
+            x = streams.images("clean" if stream == "faded" else stream)[place]
+            x = (x - 128 / 255) * CONTRAST + LIGHT if stream == "faded" else x
+            adapter = offsupport.adapt(model, method, **known, **hyper)
+            said = torch.cat([adapter(batch).argmax(1) for batch in x.split(64)]).numpy()
+            found.append(100 * float((said != labels[place]).mean()))
+        row |= {name: round(float(np.mean(found)), 1), f"{name}, clean": round(found[0], 1)}
+    return row
+
+
+def main() -> None:
+    """Run all, and print a row for each network and order."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--networks", type=Path)
+    parser.add_argument("--images", type=int, default=500)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    streams, rows = Streams(given.data, given.networks, given.images), []
+    warnings.simplefilter("ignore")  # of `bn` on sorted streams
+    with progress("Networks", 2 * len(NETWORKS)) as advance:
+        for network in NETWORKS:
+            for order in ("iid", "sorted"):
+                found = errors(streams, network, order)
+                rows += [{"network": network, "order": order, **found}] if found else []
+                advance()
+    result = {"images": given.images, "streams": list(STREAMS), "rows": rows}
+    if given.out:
+        write_text(given.out, json.dumps(result, indent=1) + "\n")
+    if given.json:
+        json.dump(result, sys.stdout, indent=1)
+        return
+    for row in rows:
+        print(*(f"{key}={value}" for key, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()
