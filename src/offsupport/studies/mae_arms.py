@@ -141,13 +141,13 @@ SCALES = {
 }
 
 _PHOTOGRAPHS = Scale(
-    "CIFAR-10-C, 96 random images per corruption in batches of 32 that are put back, 5 steps; the zoo's joint model",
+    "CIFAR-10-C, 64 random images per corruption in batches of 32 that are put back, 5 steps; the zoo's joint model",
     "cifar10-c",
     {"joint": "zoo:cifar10-mae-tiny-joint"},
     {**TOGETHER, "steps": 5, "masks": 2 * BATCHES},
     entropy=INFORMATION,
     seeds=1,
-    limit=96,
+    limit=64,
     batch_size=BATCHES,
     alone=True,
     adapted=("joint",),
@@ -157,9 +157,9 @@ BATCHED = {
     "batches": _PHOTOGRAPHS,
     "online": dataclasses.replace(
         _PHOTOGRAPHS,
-        about="the same on 256 images, one step per batch, never put back",
+        about="the same on 160 images, one step per batch, never put back",
         hyper=_ONLINE,
-        limit=256,
+        limit=160,
     ),
 }
 """Photographs in batches of different images, as the digits are, on the zoo's most accurate autoencoder (Table 4)."""
