@@ -13,7 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +95,6 @@ def prepared(runs: int, memory: str | None) -> Setting:
     return Setting(turned, labels, turned_tgt, draws.y_tgt, flat.view(FITS, runs, -1), shape)
 
 
-def longer(setting: Setting) -> Tensor:
-    """Return the flows (1, R, count) of a fit of three times the rounds."""
-    config = replace(FlowConfig(), rounds=3 * FlowConfig().rounds)
-    return fitted_flow(None, setting.x[0], setting.labels, config, named)[None]
-
-
 def second_order(setting: Setting) -> Tensor:
     """Return the flows after L-BFGS on the whole source, where that raised its likelihood."""
     polished = setting.flat.clone()
@@ -173,10 +167,6 @@ def attempts(setting: Setting, one_fit: float) -> dict[str, dict[str, Any]]:
     found["three, equal shares"] = outcome(setting, log_p.logsumexp(0), nll, FITS)
     shares = (-3 * nll).log_softmax(0)[..., None, None]
     found["three, shares by likelihood"] = outcome(setting, (log_p + shares).logsumexp(0), nll, FITS)
-    long, seconds = timed(lambda: longer(setting))
-    found["one fit of three times the rounds"] = outcome(
-        first, first.log_posterior(long)[0], first.nll(long)[0], seconds / one_fit
-    )
     polished, seconds = timed(lambda: second_order(setting))
     found["one fit, then L-BFGS on the whole source"] = outcome(
         first, first.log_posterior(polished[:1])[0], first.nll(polished[:1])[0], 1 + seconds / FITS / one_fit
