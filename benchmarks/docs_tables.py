@@ -209,7 +209,7 @@ def _numbers(rows: list[dict[str, Any]]) -> list[str]:
             f"{row['method']}, {row['column']}" if several else row["column"],
             f"{row['value']:.1f}",
             f"{row['low']:.1f} to {row['high']:.1f}",
-            "" if row["deviation"] is None else f"{row['deviation']:.1f}",
+            "" if row.get("deviation") is None else f"{row['deviation']:.1f}",
             "" if row["paper"] is None else f"{row['paper']:.1f}",
             f"{row['n']:,}",
         ]
