@@ -75,6 +75,11 @@ class Setting:
         return torch.stack(terms, -1).log_softmax(-1).view(*flat.shape[:2], -1, self.shape.labels)
 
 
+def named(part: str) -> torch.Generator:
+    """Return the generator of a part of a fit."""
+    return torch.Generator().manual_seed(sum(map(ord, part)))
+
+
 def prepared(runs: int, memory: str | None) -> Setting:
     """Draw the runs and fit their flows."""
     draws = draw(preset("table", "dense"), range(FIRST, FIRST + runs), DISTANCES, n_targets=TARGETS)
@@ -85,20 +90,16 @@ def prepared(runs: int, memory: str | None) -> Setting:
     d, rng = x.shape[1], torch.Generator().manual_seed(0)
     turns = torch.linalg.qr(torch.randn(FITS, d, d, generator=rng))[0]
     turned, turned_tgt = (torch.einsum("kij,rjn->krin", turns, part).contiguous() for part in (x, x_tgt))
-
-    def named(part: str) -> torch.Generator:
-        return torch.Generator().manual_seed(sum(map(ord, part)))
-
     flat = fitted_flow(memory, turned.flatten(0, 1), labels.repeat(FITS, 1, 1), FlowConfig(), named)
     shape = FlowShape(d, FlowConfig().layers, 2)
     return Setting(turned, labels, turned_tgt, draws.y_tgt, flat.view(FITS, runs, -1), shape)
 
 
-def second_order(setting: Setting, fits: int) -> Tensor:
-    """Return the flows of the first fits after L-BFGS on the whole source, where that raised its likelihood."""
-    polished = setting.flat[:fits].clone()
+def second_order(setting: Setting) -> Tensor:
+    """Return the flows after L-BFGS on the whole source, where that raised its likelihood."""
+    polished = setting.flat.clone()
     sharp = [SHARP] * (setting.shape.layers - 1)
-    for k in range(fits):
+    for k in range(len(polished)):
         for run in range(polished.shape[1]):
             x, labels = setting.x[k, run][None], setting.labels[run][None]
             flat = polished[k, run][None].clone().requires_grad_()
@@ -113,9 +114,8 @@ def second_order(setting: Setting, fits: int) -> Tensor:
 
             optimiser.step(closure)  # type: ignore[no-untyped-call]
             polished[k, run] = flat.detach()[0]
-    first = setting_of(setting, fits)
-    better = first.nll(polished) < first.nll(first.flat)
-    return torch.where(better[..., None], polished, first.flat)
+    better = setting.nll(polished) < setting.nll(setting.flat)
+    return torch.where(better[..., None], polished, setting.flat)
 
 
 def refined_at_the_target(setting: Setting) -> Tensor:
@@ -160,20 +160,24 @@ def outcome(setting: Setting, log_share: Tensor, nll: Tensor, cost: float) -> di
 def attempts(setting: Setting, one_fit: float) -> dict[str, dict[str, Any]]:
     """Return the outcomes by name."""
     nll, log_p = setting.nll(setting.flat), setting.log_posterior(setting.flat)
+    first, one = setting_of(setting, 1), nll[0]
     best, found = nll.argmin(0), {"one fit": outcome(setting, log_p[0], nll[0], 1.0)}
     chosen = log_p[best, torch.arange(len(best))]
     found["the likeliest of three"] = outcome(setting, chosen, nll.amin(0), FITS)
     found["three, equal shares"] = outcome(setting, log_p.logsumexp(0), nll, FITS)
     shares = (-3 * nll).log_softmax(0)[..., None, None]
     found["three, shares by likelihood"] = outcome(setting, (log_p + shares).logsumexp(0), nll, FITS)
-    polished, seconds = timed(lambda: second_order(setting, 1))
-    cost = 1 + seconds / one_fit
-    first = setting_of(setting, 1)
+    polished, seconds = timed(lambda: second_order(setting))
     found["one fit, then L-BFGS on the whole source"] = outcome(
-        first, first.log_posterior(polished)[0], first.nll(polished)[0], cost
+        first, first.log_posterior(polished[:1])[0], first.nll(polished[:1])[0], 1 + seconds / FITS / one_fit
+    )
+    nll, log_p = setting.nll(polished), setting.log_posterior(polished)
+    shares = (-3 * nll).log_softmax(0)[..., None, None]
+    found["three, each then L-BFGS, shares by likelihood"] = outcome(
+        setting, (log_p + shares).logsumexp(0), nll, FITS + seconds / one_fit
     )
     refined, seconds = timed(lambda: refined_at_the_target(setting))
-    found["one fit, refined at each target for each class"] = outcome(setting, refined, nll[0], 1 + seconds / one_fit)
+    found["one fit, refined at each target for each class"] = outcome(setting, refined, one, 1 + seconds / one_fit)
     return found
 
 

@@ -10,6 +10,7 @@ and seconds from the cells and memory from results/memory.json; ``gates`` has th
 constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has
 its lines, with ``: NAMES`` behind it those that begin with one of the names.
 ``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels,
+``<!-- dense_attempts attempts -->`` attempts on dense shifts, ``<!-- readings vae -->`` the readings of one estimator,
 ``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- minimal_rule errors -->`` what `minimal` carries
 images back to, ``<!-- paper_cost hours -->`` GPU hours, and
 ``<!-- method table -->`` the methods of the registry.
@@ -191,6 +192,8 @@ def _plain(payload: dict[str, Any], group: str) -> list[str]:
         return _markdown(["verdict", "claim", "measured"], body)
     if group in LAYOUTS:
         return LAYOUTS[group](payload["rows"])
+    if any(row["method"].startswith(f"{group}: ") for row in payload["rows"]):
+        return _readings(payload["rows"], group)
     rows = [row for row in payload["rows"] if row["column"].startswith(f"{group}, ")]
     columns = list(dict.fromkeys(row["column"] for row in rows))
     cells = {(row["method"], row["column"]): row for row in rows}
@@ -207,7 +210,7 @@ def _numbers(rows: list[dict[str, Any]]) -> list[str]:
             f"{row['method']}, {row['column']}" if several else row["column"],
             f"{row['value']:.1f}",
             f"{row['low']:.1f} to {row['high']:.1f}",
-            f"{row['deviation']:.1f}",
+            "" if row.get("deviation") is None else f"{row['deviation']:.1f}",
             "" if row["paper"] is None else f"{row['paper']:.1f}",
             f"{row['n']:,}",
         ]
@@ -225,6 +228,19 @@ def _printed(rows: list[dict[str, Any]]) -> list[str]:
         for column in dict.fromkeys(row["column"] for row in rows)
     ]
     return _markdown([f"{rows[0]['metric']}, %: measured / printed", *methods], body)
+
+
+def _readings(rows: list[dict[str, Any]], estimator: str) -> list[str]:
+    """What is printed for an estimator, and below it what each reading gave; columns to the right."""
+    rows = [row for row in rows if row["method"].startswith(f"{estimator}: ")]
+    columns = {row["column"]: row["paper"] for row in rows}
+    cells = {(row["method"], row["column"]): row for row in rows}
+    body = [["as printed", *("" if paper is None else f"{paper:.2f}" for paper in columns.values())]]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        found = (cells.get((method, column)) for column in columns)
+        words = ["" if row is None else f"{row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f})" for row in found]
+        body.append([method.partition(": ")[2], *words])
+    return _markdown([f"{estimator}: {rows[0]['metric']}", *(c.replace("-", " ") for c in columns)], body)
 
 
 def _measured_printed(row: dict[str, Any]) -> str:
@@ -335,6 +351,18 @@ def _markdown(heads: list[str], body: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *body)]
 
 
+def _attempts(payload: dict[str, Any]) -> list[str]:
+    """Return what each attempt reached at each distance, and what it cost."""
+    attempts = payload["attempts"]
+    distances = [name for name in next(iter(attempts.values())) if name not in ("nll", "cost")]
+    heads = ["attempt", *(f"accuracy at {d}" for d in distances), "negative log-likelihood", "time, in fits"]
+    body = []
+    for name, found in attempts.items():
+        words = [f"{found[d][0]:.3f} ({found[d][1]:.3f} to {found[d][2]:.3f})" for d in distances]
+        body.append([name, *words, f"{found['nll']:.2f}", f"{found['cost']:.1f}"])
+    return _markdown(heads, body)
+
+
 def _methods() -> list[str]:
     """Return the table of methods that the registry has."""
     head = ["| method | adapts | norm layers it needs | source data | scored |", "|---|---|---|---|---|"]
@@ -370,6 +398,7 @@ OF_FILES = {
     ("minimal_rule", "errors"): lambda payload: _rules(payload["rows"]),
     ("changing_stream", "errors"): _stages,
     ("paper_cost", "hours"): _hours,
+    ("dense_attempts", "attempts"): _attempts,
 }
 """Tables of single files under results/, and of the registry."""
 

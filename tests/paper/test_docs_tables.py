@@ -29,7 +29,8 @@ def writer():
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/extrapolate.md", "docs/mae.md", "docs/findings.md", "docs/scales.md", "README.md"]
+    "page",
+    ["docs/extrapolate.md", "docs/mae.md", "docs/findings.md", "docs/scales.md", "docs/readings.md", "README.md"],
 )
 def test_the_page_shows_the_stored_results(page):
     text = (ROOT / page).read_text()
@@ -59,6 +60,31 @@ def test_numbers_stand_beside_what_is_printed():
     numbers = writer().lines(payload, "numbers")
     assert numbers[2] == "| ours, cifar10-c/jpeg_compression | 50.0 | 48.0 to 53.3 | 1.0 | 43.2 | 1,530 |"
     assert numbers[3] == "| theirs, cifar10-c/jpeg_compression | 51.0 | 48.0 to 53.3 | 1.0 |  | 1,530 |"
+
+
+def test_readings_stand_below_what_is_printed_for_their_estimator():
+    row = {"metric": "accuracy", "low": 0.5, "high": 0.6, "n": 100}
+    rows = [
+        {**row, "method": "vae: one c", "column": "dense-12", "value": 0.55, "paper": 0.78},
+        {**row, "method": "vae: other", "column": "sparse-18", "value": 0.5, "paper": 0.72},
+        {**row, "method": "only-source: ours", "column": "dense-12", "value": 0.6, "paper": 0.59},
+    ]
+    assert writer().lines({"rows": rows, "claims": []}, "vae") == [
+        "| vae: accuracy | dense 12 | sparse 18 |",
+        "| --- | --- | --- |",
+        "| as printed | 0.78 | 0.72 |",
+        "| one c | 0.55 (0.50 to 0.60) |  |",
+        "| other |  | 0.50 (0.50 to 0.60) |",
+    ]
+
+
+def test_attempts_have_a_line_each(tmp_path):
+    attempt = {"nll": 2.811, "cost": 1.0, "12": [0.8, 0.7, 0.9], "18": [0.7, 0.6, 0.8]}
+    (tmp_path / "dense_attempts.json").write_text(json.dumps({"attempts": {"one fit": attempt}}))
+    text = "<!-- dense_attempts attempts -->\n<!-- /dense_attempts attempts -->"
+    found = writer().write_tables(text, tmp_path).splitlines()
+    assert found[1] == "| attempt | accuracy at 12 | accuracy at 18 | negative log-likelihood | time, in fits |"
+    assert found[3] == "| one fit | 0.800 (0.700 to 0.900) | 0.700 (0.600 to 0.800) | 2.81 | 1.0 |"
 
 
 def test_a_number_that_is_not_the_stored_one_is_replaced(tmp_path):

@@ -155,6 +155,20 @@ def test_digits_are_three_networks_under_the_same_shifts():
     assert len(TABLES["table4"].cells("digits", TableOptions(seeds=1))) == 22 * 7 + 1
 
 
+@pytest.mark.parametrize("scale", ["batches", "online"])
+def test_photographs_in_batches_are_put_to_the_joint_network_alone(scale):
+    cells = TABLES["table4"].cells(scale, TableOptions())
+    assert len(cells) == len(set(cells)) == 15 * 7
+    assert {cell.config["model"].partition("@")[0] for cell in cells} == {"zoo:cifar10-mae-tiny-joint"}
+    assert {cell.config["hyper"].get("online", False) for cell in cells if cell.config["hyper"]} == {scale == "online"}
+    tried = TABLES["tuning-mae"].cells(scale, TableOptions())
+    assert {cell.config["corruption"] for cell in tried} == set(EXTRA)
+    assert scale not in TABLES["table3"].scales
+    made = [dataclasses.replace(arm, model="joint") for arm in DIGITS]
+    shown = TABLES["table4"].measure(scale, [record(arm, c, 0.5, 0) for arm in made for c in STANDARD]).to_dict()
+    assert {row["column"] for row in shown["rows"] if row["method"] == "mae-ttt+em (joint)"} >= {"source", "only-3"}
+
+
 def test_averages_leave_out_what_stands_apart():
     made = records(DIGITS, shifts=SHIFTS)
     made += [record(arm, "invert", 0.1 if arm.em_steps is not None else 0.5, s) for arm in DIGITS for s in range(2)]

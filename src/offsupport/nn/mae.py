@@ -327,6 +327,21 @@ SIZES.register("digits/8")(
         head_heads=2,
     )
 )
+SIZES.register("small/8")(
+    MaeConfig(
+        image=32,
+        patch=8,
+        dim=128,
+        depth=4,
+        heads=4,
+        decoder_dim=64,
+        decoder_depth=1,
+        decoder_heads=2,
+        head_dim=128,
+        head_depth=1,
+        head_heads=4,
+    )
+)
 SIZES.register("mini/8")(
     MaeConfig(
         image=32,
@@ -348,7 +363,7 @@ def mae(size: str = "tiny/4", classes: int | None = None, head: Head = "vit", **
     """Return an untrained masked autoencoder, drawn from torch's global generator.
 
     Args:
-        size: ``vit-l/16``, ``vit-b/16`` (224 pixels), ``tiny/4``, ``mini/8`` or ``digits/8`` (32 pixels).
+        size: ``vit-l/16``, ``vit-b/16`` (224 pixels), ``tiny/4``, ``small/8``, ``mini/8`` or ``digits/8`` (32 pixels).
         classes: Number of classes; None for no classifier.
         head: ``vit`` is a small transformer on all tokens, ``linear`` a layer on the class token.
         **changes: Fields of :class:`MaeConfig` that differ from the named size.

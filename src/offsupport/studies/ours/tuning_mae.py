@@ -1,8 +1,8 @@
 """How the settings of Tables 3 and 4 were chosen: on shifts that the tables then do not report.
 
 On photographs these are the four extra corruptions, and both methods get the same step sizes on the same images, for
-each model they adapt. On digits, where a batch is an episode, reconstruction has step sizes, and the entropy steps have
-their own and what they may move.
+each model they adapt. Where a batch is an episode, reconstruction has step sizes, and the entropy steps have their own
+and what they may move.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from offsupport.bench.store import Record
 from offsupport.data import EXTRA
 from offsupport.results.rows import Row
 from offsupport.studies.errors import Part, error_row
-from offsupport.studies.mae_arms import CHOSEN_ON, SCALES, Arm, adapted_models, by_arm, config_of, method_of, whole
+from offsupport.studies.mae_arms import CHOSEN_ON, Arm, adapted_models, by_arm, config_of, method_of, scale_of, whole
 from offsupport.studies.tables import Table, TableOptions, register_table
 
 FACTORS = (1 / 3, 1, 3, 10)
 """Of the published step size."""
 ARMS = (0, 1)
 """Entropy steps of what is tuned; more of them take the step size of one."""
-IMAGES = {"smoke": 32, "small": 24, "digits": 96}
+IMAGES = {"smoke": 32, "small": 24, "digits": 96, "batches": 64, "online": 128}
 """Of each corruption."""
 RECONSTRUCTION = (3e-5, 1e-4, 3e-4)
-"""Step sizes of reconstruction on digits."""
+"""Step sizes of reconstruction in batches."""
 ENTROPY = (3e-4, 1e-3, 3e-3)
-"""Step sizes of the entropy steps on digits, at the reconstruction that was chosen."""
+"""Step sizes of the entropy steps in batches, at the reconstruction that was chosen."""
 PARTS = ("norms", "encoder", "encoder-and-head")
 """What they may move."""
 _NAMED = ("lr", "em_lr", "em_tune")
@@ -36,13 +36,13 @@ _NAMED = ("lr", "em_lr", "em_tune")
 
 def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells: models x methods x settings x shifts."""
-    found = SCALES[scale]
+    found = scale_of("table4", scale)
     return [
         dataclasses.replace(config, hyper={**config.hyper, **own}).cell()
         for model in adapted_models(found)
         for steps in ARMS
         for own in candidates(scale, steps)
-        for corruption in (EXTRA if scale == "small" else CHOSEN_ON)
+        for corruption in (EXTRA if found.dataset == "cifar10-c" else CHOSEN_ON)
         for config in [config_of(found, Arm(model, steps), corruption, seed=0, limit=IMAGES[scale])]
     ]
 
@@ -57,7 +57,7 @@ def candidates(scale: str, steps: int) -> list[Mapping[str, Any]]:
 
 
 def rates() -> list[float]:
-    """Return the step sizes that are tried on photographs."""
+    """Return the step sizes that are tried on single photographs."""
     from offsupport.methods import METHODS
 
     published = METHODS["mae-ttt"].config_class().lr  # type: ignore[attr-defined]
@@ -96,6 +96,8 @@ register_table(
             "smoke": f"{IMAGES['smoke']} embedded digits per shift, the zoo's autoencoder",
             "small": f"{IMAGES['small']} images of CIFAR-10-C per corruption, the zoo's autoencoders",
             "digits": f"{IMAGES['digits']} embedded digits per shift, the zoo's autoencoder",
+            "batches": f"{IMAGES['batches']} images of CIFAR-10-C per corruption in batches, the zoo's joint model",
+            "online": f"{IMAGES['online']} images likewise, never put back",
         },
         grid=grid,
         rows=rows,

@@ -101,10 +101,16 @@ _STEPS = (
 def _claims_on_parts(arms: Arms, model: str) -> list[Claim]:
     """Ask whether both parts are needed, and whether all of it is true of shifts drawn anew."""
     of, found = f"({model} model)", []
-    for steps, words in ((1, "one entropy step"), (3, "three entropy steps")):
+    for steps, words in (
+        (1, "one entropy step with reconstruction has"),
+        (3, "three entropy steps with reconstruction have"),
+    ):
         both, alone = Arm(model, steps), Arm(model, steps, reconstructs=False)
-        found += compare(arms, both, alone, f"{words} with reconstruction have a lower error than without {of}")
+        found += compare(arms, both, alone, f"{words} a lower error than without {of}")
     found += compare(arms, Arm(model, 3), Arm(model, 0), f"three entropy steps have a lower error than none {of}")
+    for arm, words in ((Arm(model, 3), "after"), (Arm(model, 3, reconstructs=False), "without")):
+        sentence = f"three entropy steps {words} reconstruction have a lower error than no adaptation {of}"
+        found += compare(arms, arm, Arm(model), sentence)
     pairs = {
         f"MAE-TTT has a lower error than no adaptation {of}": (Arm(model, 0), Arm(model)),
         f"one entropy step has a lower error than none {of}": (Arm(model, 1), Arm(model, 0)),
