@@ -21,7 +21,7 @@ ROWS = [(name, True) for name in METHODS] + [
 EPISODIC = tuple(name for name in METHODS if name.startswith("mae-ttt"))
 # Methods of others, each with the network and the few checks that the quick suite has for it; the slow one has more.
 PEERS = ("lame", "t3a", "rotta", "note", "rdumb", "roid", "cmf", "deyo", "cotta", "petta", "rpl", "neo", "actmad")
-PEERS = dict.fromkeys((*PEERS, "adacontrast"), "batch_norm") | {"foa": "mae"}
+PEERS = dict.fromkeys((*PEERS, "adacontrast", "rmt"), "batch_norm") | {"foa": "mae"}
 FIRST = ("reset", "save_load", "partly_bad", "faults")
 # Those that step for every image take seconds for a check; the quick suite has the first ones of these too.
 PATIENT = ("memo", *EPISODIC)
