@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from typing import ClassVar
 
 import pytest
@@ -91,6 +92,14 @@ def test_promise(case, check):
 def test_what_is_refused_is_refused_when_wrapping_with_a_remedy(method):
     refused = {network for network, factory in NETWORKS.items() if refusal(Case(method, factory))}
     assert refused == {network for name, network in REFUSED if name == method}
+
+
+@pytest.mark.parametrize("method", sorted({method for method, _ in REFUSED}))
+def test_a_refusal_names_a_method_that_serves(method):
+    for network in sorted(network for name, network in REFUSED if name == method):
+        remedy = refusal(Case(method, NETWORKS[network])).remedy
+        named = [name for name in re.findall(r"'([\w+-]+)'", remedy) if name in METHODS]
+        assert any(refusal(Case(name, NETWORKS[network])) is None for name in named), (network, remedy)
 
 
 @pytest.mark.parametrize(

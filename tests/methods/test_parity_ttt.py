@@ -122,9 +122,10 @@ def test_steps_make_turns_easier_to_tell():
     adapted = offsupport.adapt(net, "ttt", online=True, lr=0.05, steps=40, copies=64, mirror=False, shift=0.0)
     quarters = torch.arange(64) % 4
 
+    @torch.no_grad()
     def wrong(model):
-        with torch.no_grad():
-            return float(nn.functional.cross_entropy(model.both(turned(x.repeat_interleave(4, 0), quarters))[1], quarters))
+        told = model.both(turned(x.repeat_interleave(4, 0), quarters))[1]
+        return float(nn.functional.cross_entropy(told, quarters))
 
     before = wrong(net)
     adapted(x)

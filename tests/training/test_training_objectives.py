@@ -78,7 +78,9 @@ def test_the_rotation_loss_is_its_formula(copies):
     turns = [k for quarters in each for k in quarters]
     copied = torch.stack([torch.rot90(x[i], k, (1, 2)) for i, quarters in enumerate(each) for k in quarters])
     told = twin.both(copied)[1]
-    expected = nn.functional.cross_entropy(logits, LABELS) + 0.3 * nn.functional.cross_entropy(told, torch.tensor(turns))
+    expected = nn.functional.cross_entropy(logits, LABELS) + 0.3 * nn.functional.cross_entropy(
+        told, torch.tensor(turns)
+    )
     torch.testing.assert_close(loss.value, expected, rtol=1e-10, atol=0)
     assert torch.equal(loss.right, logits.argmax(1) == LABELS)
     assert objective.facts() == {"branch": "layer3"}

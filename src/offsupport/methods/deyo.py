@@ -54,6 +54,7 @@ class DeyoConfig(StepConfig):
         norm="any",
         source="none",
         single="batch norm: no step, blended statistics; group and layer norm: a step per chosen sample",
+        passes="1F 1B, and 1F of the sure ones",
     ),
     DeyoConfig,
 )

@@ -59,6 +59,7 @@ class MemoConfig(StepConfig):
         norm="none",
         source="none",
         single="made for it; batch norm: blended statistics",
+        passes="per image 1F 1B of 32 copies, and 1F",
     ),
     MemoConfig,
 )

@@ -53,6 +53,7 @@ class NoteConfig(StepConfig):
         norm="any",
         source="none",
         single="as any other batch; a step per update_every images",
+        passes="1F, and per 64 images 1F 1B of 64",
     ),
     NoteConfig,
 )

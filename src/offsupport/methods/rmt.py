@@ -66,6 +66,7 @@ class Pass(NamedTuple):
         norm="none",
         source="required",
         single="batch norm: no step, blended statistics; otherwise a step per sample",
+        passes="3F 1B",
     ),
     RmtConfig,
 )

@@ -77,7 +77,9 @@ class TttConfig(StepConfig):
         scored="after the last step",
         norm="none",
         source="none",
+        needs="a rotation head",
         single="each image is an episode of its own, whatever the batch; with together or online, the batch is",
+        passes="per image 10 times 1F 1B of 32 copies, and 1F",
     ),
     TttConfig,
 )
