@@ -1,11 +1,13 @@
 """docs/methods.md has a section for every method, and its table of other people's methods is that of their cards."""
 
+import json
 import re
 from pathlib import Path
 
 from offsupport.methods import METHODS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 SCREEN = 60
 """Lines of a terminal of 160 columns: nothing to scroll through."""
@@ -33,3 +35,13 @@ def test_options_named_in_the_section_of_a_method_exist():
         known = set(METHODS[name].config_class.__dataclass_fields__)
         for found in re.findall(r"`(\w+)=[^`]*`", SECTIONS[name]):
             assert found in known | options, (name, found)
+
+
+def test_the_costs_of_the_page_are_the_stored_ones():
+    rows = json.loads((ROOT / "results" / "overhead_peers.json").read_text(encoding="utf-8"))
+    cost = {row["method"]: f"{row['ratio_cpu']:.2f}" for row in rows}
+    sentence = (
+        f"`lame` takes {cost['lame']}, `t3a` {cost['t3a']} and `neo` {cost['neo']} times a forward pass, `rmt` "
+        f"{cost['rmt']} and `ttt` with `online` {cost['ttt, online']} times their passes"
+    )
+    assert sentence in " ".join(PAGE.split())

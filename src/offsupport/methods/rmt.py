@@ -19,6 +19,7 @@ from offsupport.engine.source_stats import Sample, class_feature_moments
 from offsupport.engine.teacher import Teacher
 from offsupport.functional import symmetric_cross_entropy, view_contrast
 from offsupport.nn.inspect import capture_input, device_and_dtype
+from offsupport.nn.norm import Statistics
 from offsupport.nn.projected import predicting_parameters
 
 _PROJECTOR = "projector."
@@ -191,6 +192,6 @@ class Rmt(PixelAdapter):
         images, labels = self.source.tensors["replay_images"], self.source.tensors["replay_labels"]
         rows = torch.randperm(len(labels), generator=self.generator)[: len(x)].to(labels.device)
         # Statistics that follow the stream are none of the source.
-        kind = "batch" if self.norm_statistics.kind == "batch" else "source"
+        kind: Statistics = "batch" if self.norm_statistics.kind == "batch" else "source"
         with self.norm_statistics.using(kind):
             return nn.functional.cross_entropy(self.network(images[rows].to(x)), labels[rows])

@@ -73,7 +73,7 @@ def _branch(backbone: nn.Module, name: str | None) -> nn.Module:
     """Return the module that the head listens to."""
     if name is None:
         return find_head(backbone)[1]
-    modules = dict(backbone.named_modules())
+    modules: dict[str, nn.Module] = dict(backbone.named_modules())
     if not name or name not in modules:
         raise ModelError(f"The backbone has no module called {name!r}.", nearest(name, filter(None, modules)))
     return modules[name]
