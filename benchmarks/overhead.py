@@ -33,7 +33,7 @@ from torch import Tensor, nn
 import offsupport
 from offsupport.core.progress import progress
 from offsupport.methods import Adapter
-from offsupport.nn import WithProjection, resnet18
+from offsupport.nn import WithProjection, resnet18, with_rotation_head
 from offsupport.nn.inspect import find_head
 from offsupport.nn.projected import projection_head
 
@@ -122,6 +122,21 @@ def source_teacher_student(net: nn.Module, x: Tensor) -> None:
     forward_backward(net, x)
 
 
+def teacher_and_two_views(net: nn.Module, x: Tensor) -> None:
+    """Run the batch by a teacher, and by a student twice, as images and as views, back and forth."""
+    forward(frozen(net), x)
+    loss = entropy_loss(net(x)) + entropy_loss(net(x))
+    loss.backward()
+    net.zero_grad()
+
+
+def turns_and_scored_after(net: nn.Module, x: Tensor) -> None:
+    """Run as many turned copies as there are images, back from the rotation head, and the images."""
+    entropy_loss(net.both(x)[1]).backward()
+    net.zero_grad()
+    forward(net, x)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One row of the table: a method, and the passes it cannot do without.
@@ -174,6 +189,8 @@ CASES = (
     Case("rotta", "rotta", memory_of_64_by_teacher, STEP),
     Case("cotta, no views", "cotta", source_teacher_student, {**STEP, "sure": 0.0}),
     Case("actmad", "actmad", scored_after, STEP, source=True),
+    Case("rmt", "rmt", teacher_and_two_views, STEP, source=True),
+    Case("ttt, online", "ttt", turns_and_scored_after, {**STEP, "online": True, "copies": 128}),
     *(
         Case(f"tent+sc, rank {r}", "tent+sc", forward_backward, STEP, over="tent", extra={"rank": r})
         for r in (4, 16, 64)
@@ -194,6 +211,8 @@ EXPECTED: dict[Passes, tuple[int, int]] = {
     memory_of_64: (3, 2),
     memory_of_64_by_teacher: (5, 2),
     source_teacher_student: (3, 1),
+    teacher_and_two_views: (3, 1),
+    turns_and_scored_after: (2, 1),
 }
 
 
@@ -247,10 +266,11 @@ def measure(width: int, batch: int, rounds: int, only: list[str]) -> list[dict[s
 
 
 def network(width: int, x: Tensor) -> nn.Module:
-    """Return the network, with the projection head that ``tttpp`` needs and no other method runs."""
+    """Return the network, with the heads that ``tttpp`` and ``ttt`` need and no other method runs."""
     body = resnet18(width=width)
     features = find_head(body)[1].get_parameter("weight").shape[1]
-    return spread(WithProjection(body, projection_head(features, 128)).eval(), x)
+    projected = WithProjection(body, projection_head(features, 128))
+    return spread(with_rotation_head(projected, "backbone.layer3").eval(), x)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -36,6 +37,7 @@ __all__ = [
     "uncertainty",
     "update_class_moments",
     "update_moments",
+    "view_contrast",
     "wilson",
 ]
 
@@ -334,6 +336,30 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.5, base_temperature: 
     positive = cosine.diagonal(len(z1)).repeat(2)
     loss = (cosine.masked_fill(itself, -torch.inf).logsumexp(1) - positive).mean()
     return loss if base_temperature is None else temperature / base_temperature * loss
+
+
+def view_contrast(views: Sequence[Tensor], temperature: float = 0.1) -> Tensor:
+    """Cross-entropy of picking the other views of the same sample out of all views, of V sets of vectors (N, D).
+
+    As :func:`nt_xent`, for any number of views: every one is an anchor, and its positives are the V - 1 others of its
+    sample, which count alike (Khosla et al., 2020). Lengths do not matter.
+
+    Args:
+        views: The vectors of each view.
+        temperature: What cosines are divided by.
+
+    Example:
+        >>> one = torch.eye(2)
+        >>> bool(torch.isclose(view_contrast([one, one], 0.5), nt_xent(one, one, 0.5)))
+        True
+    """
+    z = nn.functional.normalize(torch.cat(list(views)), dim=1)
+    cosine = z @ z.T / temperature
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    sample = torch.arange(len(views[0]), device=z.device).repeat(len(views))
+    positive = (sample[:, None] == sample) & ~itself
+    log_p = cosine - cosine.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
+    return -log_p[positive].view(len(z), len(views) - 1).mean()
 
 
 # Losses between a student's logits (N, K) and a teacher's prediction, which is given as log q (N, K).

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from offsupport.functional import nt_xent
+from offsupport.functional import nt_xent, view_contrast
 
 
 def views(count=6, width=5, seed=0):
@@ -59,3 +59,22 @@ def test_one_image_alone_has_zero_loss_and_gradient():
 def test_large_projections_stay_finite():
     z1, z2 = views()
     assert nt_xent(1e150 * z1, 1e150 * z2, 0.01).isfinite()
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_more_than_two_views_have_the_mean_over_all_partners(count):
+    three = [*views(count), views(count, seed=1)[0]]
+    z = [row / row.norm() for row in torch.cat(three)]
+    losses = []
+    for anchor in range(3 * count):
+        terms = {k: math.exp(float(z[anchor] @ z[k]) / 0.1) for k in range(3 * count) if k != anchor}
+        partners = [k for k in terms if k % count == anchor % count]
+        losses.append(-sum(math.log(terms[k] / sum(terms.values())) for k in partners) / 2)
+    assert float(view_contrast(three, 0.1)) == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+
+
+def test_two_views_are_nt_xent_and_gradients_hold_by_finite_differences():
+    z1, z2 = views()
+    torch.testing.assert_close(view_contrast([z1, z2], 0.5), nt_xent(z1, z2, 0.5))
+    three = [z.requires_grad_() for z in (*views(4), views(4, seed=1)[0])]
+    assert torch.autograd.gradcheck(lambda *z: view_contrast(z, 0.5), three)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from typing import ClassVar
 
 import pytest
@@ -21,7 +22,7 @@ ROWS = [(name, True) for name in METHODS] + [
 EPISODIC = tuple(name for name in METHODS if name.startswith("mae-ttt"))
 # Methods of others, each with the network and the few checks that the quick suite has for it; the slow one has more.
 PEERS = ("lame", "t3a", "rotta", "note", "rdumb", "roid", "cmf", "deyo", "cotta", "petta", "rpl", "neo", "actmad")
-PEERS = dict.fromkeys((*PEERS, "adacontrast"), "batch_norm") | {"foa": "mae"}
+PEERS = dict.fromkeys((*PEERS, "adacontrast", "rmt"), "batch_norm") | {"foa": "mae", "ttt": "rotation"}
 FIRST = ("reset", "save_load", "partly_bad", "faults")
 # Those that step for every image take seconds for a check; the quick suite has the first ones of these too.
 PATIENT = ("memo", *EPISODIC)
@@ -33,14 +34,18 @@ REFUSED = {(name, network) for name in EPISODIC for network in NETWORKS if netwo
     *((name, "no_norm") for name in ("rotta", "note", "rdumb", "roid", "cmf", "deyo", "petta", "rpl", "actmad")),
     *(("foa", network) for network in NETWORKS if network != "mae"),
     *(("tttpp", network) for network in NETWORKS if network != "projection"),
+    *(("ttt", network) for network in NETWORKS if network != "rotation"),
 }
-# What a projection head adds is idle but for the method that uses it.
+# Methods that run on one network alone.
+ONLY = {"tttpp": "projection", "foa": "mae", "ttt": "rotation"}
+# What a head of training adds is idle but for the method that uses it.
 IDLE = {(method, "projection") for method in METHODS if method != "tttpp"}
+IDLE |= {(method, "rotation") for method in METHODS if method != "ttt"}
 # So is a decoder, and transformers are covered by layer norm.
 IDLE |= {(method, "mae") for method in METHODS if method not in (*EPISODIC, "foa")}
 # Few copies and short episodes keep methods that step for every single image quick, and say the same.
 HYPER = {"memo": {"copies": 4}, **{name: {"steps": 1, "masks": 4} for name in EPISODIC}}
-HYPER |= {"cotta": {"views": 2}, "foa": {"population": 4}}
+HYPER |= {"cotta": {"views": 2}, "foa": {"population": 4}, "ttt": {"copies": 4, "steps": 1}}
 HYPER |= {"adacontrast": {"bank": 32, "queue": 32, "vote_after": 16}}
 # A step in every batch of a check.
 HYPER |= {name: {"capacity": 12, "update_every": 24} for name in ("rotta", "note", "petta")}
@@ -89,6 +94,14 @@ def test_what_is_refused_is_refused_when_wrapping_with_a_remedy(method):
     assert refused == {network for name, network in REFUSED if name == method}
 
 
+@pytest.mark.parametrize("method", sorted({method for method, _ in REFUSED}))
+def test_a_refusal_names_a_method_that_serves(method):
+    for network in sorted(network for name, network in REFUSED if name == method):
+        remedy = refusal(Case(method, NETWORKS[network])).remedy
+        named = [name for name in re.findall(r"'([\w+-]+)'", remedy) if name in METHODS]
+        assert any(refusal(Case(name, NETWORKS[network])) is None for name in named), (network, remedy)
+
+
 @pytest.mark.parametrize(
     ("method", "source"),
     # What tesla has, tesla-s has too.
@@ -111,25 +124,25 @@ def test_memory_is_constant(method):
     if method in EPISODIC:
         check_memory(CASES[f"{method}/mae"], batches=24)
         return
-    network = {"tttpp": "projection", "foa": "mae"}.get(method, "batch_norm_1d")
-    # What is kept of one batch is kept of every one; memo, which steps for each image, shows it in fewer.
+    network = ONLY.get(method, "batch_norm_1d")
+    # What is kept of one batch is kept of every one; methods that step for each image show it in fewer.
     # The monitor of auto fills its window, which takes longer.
     hyper = {"monitor": False} if method == "auto" else HYPER.get(method, {})
-    check_memory(Case(method, NETWORKS[network], hyper), batches=16 if method == "memo" else 100)
+    check_memory(Case(method, NETWORKS[network], hyper), batches=16 if method in ("memo", "ttt") else 100)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in METHODS if name in PEERS or name not in HEAVY])
 def test_memory_is_constant_over_two_thousand_batches(method):
     check_memory(
-        Case(method, NETWORKS[{"tttpp": "projection", "foa": "mae"}.get(method, "batch_norm")], HYPER.get(method, {})),
+        Case(method, NETWORKS[ONLY.get(method, "batch_norm")], HYPER.get(method, {})),
         batches=2000,
     )
 
 
 def test_contract_names_every_check_once():
     names = [where for where, _ in contract("bn")]
-    assert len(names) == len(set(names)) == 5 * len(CHECKS) + 2
+    assert len(names) == len(set(names)) == 6 * len(CHECKS) + 2
     assert "bn/one_pixel/reset" in names
 
 

@@ -25,7 +25,7 @@ from test_parity_rotta import Net, Rotta
 from torch import Tensor
 
 import offsupport
-from offsupport.augment import cotta_view
+from offsupport.augment import cotta_view, shuffled_patches
 from offsupport.core.errors import ModelError
 from offsupport.functional import uncertainty
 
@@ -238,17 +238,28 @@ def test_tent_with_the_loss_of_come(norm):
 
 
 @pytest.mark.filterwarnings("ignore:eata without source statistics is ETA")
-@pytest.mark.parametrize("method", ["eata", "sar"])
+@pytest.mark.parametrize("method", ["eata", "rdumb", "sar", "deyo", "note"])
 def test_other_entropy_methods_take_the_loss_of_come(method):
     (x,) = batches([32])
     net = network("group", sharpness=6.0)
-    options = {"lr": 1e-2, "margin": 2.0, "input_range": None, "optimizer": "sgd", "momentum": 0.0}
+    options = {"lr": 1e-2, "input_range": None, "optimizer": "sgd", "momentum": 0.0}
+    options |= {"capacity": 32, "update_every": 32} if method == "note" else {"margin": 2.0}
     options |= {"rho": 0.0, "reset_below": 0.0, "exclude_last": 0.0} if method == "sar" else {}
+    options |= {"drop": -1.0, "weight_margin": 2.0, "exclude_last": 0.0} if method == "deyo" else {}
     adapted = offsupport.adapt(net, method, loss="come", **options)
     h = come(forward(net, x))
-    weight = 1.0 if method == "sar" else (2.0 * math.log(CLASSES) - h.detach()).exp()
+    weight = 1.0 if method in ("sar", "note") else (2.0 * math.log(CLASSES) - h.detach()).exp()
+    if method == "deyo":
+        weight = weight + label_drop(net, x).exp()
     gradient = torch.autograd.grad((weight * h).mean(), norm_parameters(net))
     adapted(x)
     for after, before, g in zip(norm_parameters(adapted.model), norm_parameters(net), gradient, strict=True):
         assert_close(after, before - 1e-2 * g, "a step")
     assert not torch.equal(come(forward(net, x)), entropy(forward(net, x)))
+
+
+@torch.no_grad()
+def label_drop(net, x):
+    """By how much the probability of each label falls when the patches of its image are shuffled."""
+    p, after = (forward(net, y).softmax(1) for y in (x, shuffled_patches(x, 4, torch.Generator().manual_seed(0))))
+    return torch.stack([p[i, k] - after[i, k] for i, k in enumerate(p.argmax(1).tolist())])

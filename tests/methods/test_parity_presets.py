@@ -9,7 +9,7 @@ from parity_check import batches, network
 
 import offsupport
 from offsupport.methods import METHODS
-from offsupport.nn import projected
+from offsupport.nn import projected, with_rotation_head
 
 pytestmark = pytest.mark.filterwarnings("ignore:eata without source statistics is ETA")
 CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
@@ -62,6 +62,9 @@ PUBLISHED |= {
     ("petta", "cifar10"): ADAM | MEMORY | {"pull": 10.0, "anchor": 1.0, "mean_rate": 0.05, "loss": "symmetric"},
     ("rpl", "imagenet"): {"optimizer": "sgd", "lr": 5e-4, "q": 0.8},
     ("neo", "imagenet"): {"mean": "all", "prior": 0.0},
+    ("rmt", "cifar10"): ADAM | {"decay": 0.999, "contrast": 1.0, "temperature": 0.1, "projector": 128},
+    ("rmt", "imagenet"): {"optimizer": "sgd", "lr": 1e-2, "momentum": 0.9},
+    ("ttt", "cifar10"): {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.0, "copies": 32, "tune": "encoder-and-head"},
     ("actmad", "cifar10"): {"optimizer": "sgd", "lr": 1e-2, "maps": "position"},
 }
 SOURCE = batches((20, 20), seed=1)
@@ -70,7 +73,8 @@ SOURCE = batches((20, 20), seed=1)
 @pytest.mark.parametrize(("method", "preset"), PUBLISHED)
 def test_published_values(method, preset):
     net = network("batch", CLASSES[preset])
-    net = projected(net).double() if method == "tttpp" else net
+    heads = {"tttpp": projected, "ttt": with_rotation_head}
+    net = heads[method](net).double() if method in heads else net
     aligns = METHODS[method].info.source == "required"
     stats = offsupport.source_stats(net, SOURCE, method=method) if aligns else None
     config = offsupport.adapt(net, method, preset=preset, source=stats).config

@@ -20,9 +20,10 @@ HALF = [torch.float16, torch.bfloat16]
 NORMS_ALONE = ("source", "bn", "tent", "eata", "sar", "minimal", "lame", "t3a", "rotta", "note", "rdumb", "roid", "cmf")
 NORMS_ALONE += ("deyo", "petta", "rpl", "neo", "foa", "auto")
 EPISODIC = {"memo": {"copies": 2}, "mae-ttt": {"steps": 1, "masks": 2}, "mae-ttt+em": {"steps": 1, "masks": 2}}
+EPISODIC |= {"ttt": {"copies": 2, "steps": 1}}
 OPEN = {"tent": {}, "eata": {"margin": 2.0}, "sar": {"margin": 2.0, "reset_below": 0.0}}
 """So that no sample is left out and nothing is reset."""
-HOME = {"tttpp": "projection", "mae-ttt": "mae", "mae-ttt+em": "mae", "foa": "mae"}
+HOME = {"tttpp": "projection", "mae-ttt": "mae", "mae-ttt+em": "mae", "foa": "mae", "ttt": "rotation"}
 
 PROBE = """
 import torch

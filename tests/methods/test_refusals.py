@@ -79,6 +79,11 @@ def refusal(error, *words):
         (("tttpp",), {"base_temperature": 0.0}, ["base_temperature"]),
         (("tttpp",), {"queue": -1}, ["queue"]),
         (("tttpp",), {"feature_scale": -1.0}, ["feature_scale"]),
+        (("rmt",), {"decay": 1.1}, ["decay", "in [0, 1]"]),
+        (("rmt",), {"temperature": 0.0}, ["temperature", "above 0"]),
+        (("rmt",), {"projector": -1}, ["projector", "at least 0"]),
+        (("rmt",), {"contrast": -1.0}, ["contrast"]),
+        (("rmt",), {"replay": -1.0}, ["replay"]),
         (("source",), {"lr": 0.1}, ["takes none"]),
     ],
 )
@@ -226,7 +231,7 @@ def test_presets_override_defaults_and_are_overridden():
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("preset", ["cifar10", "cifar100", "imagenet"])
 def test_every_preset_builds(method, preset):
-    needed = {"tttpp": "projection", "mae-ttt": "mae", "mae-ttt+em": "mae", "foa": "mae"}
+    needed = {"tttpp": "projection", "mae-ttt": "mae", "mae-ttt+em": "mae", "foa": "mae", "ttt": "rotation"}
     network = NETWORKS[needed.get(method, "batch_norm")]
     assert Case(method, network).wrap(preset=preset).info.name == method
 

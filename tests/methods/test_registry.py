@@ -4,6 +4,7 @@ import copy
 import importlib.metadata
 import pickle
 import pkgutil
+import re
 import sys
 import types
 
@@ -17,7 +18,8 @@ from offsupport.core.errors import ConfigError, InputError
 from offsupport.engine.registry import NARROW, PUBLISHED
 from offsupport.engine.state import Memory
 from offsupport.methods import METHODS
-from offsupport.testing import NETWORKS, toy_images
+from offsupport.testing import NETWORKS, Case, toy_images
+from offsupport.testing.case import run, stream
 
 CARD = dict.fromkeys(("summary", "paper", "adapts", "scored", "single"), "")
 
@@ -72,6 +74,40 @@ def test_lists_and_errors_know_the_method_of_an_installed_package(installed):
     with pytest.raises(ConfigError) as error:
         offsupport.adapt(NETWORKS["batch_norm"](), "theirs+cs")
     assert "'theirs+sc'" in error.value.remedy
+
+
+HOMES = {"tttpp": "projection", "ttt": "rotation", "foa": "mae", "mae-ttt": "mae", "mae-ttt+em": "mae"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in METHODS if "per image" not in METHODS[name].info.passes])
+def test_a_batch_costs_the_passes_on_the_card(name):
+    """Of a batch of 64, when no sample is left out; of what depends on the images, the first number said."""
+    words = METHODS[name].info.passes.partition(" or ")[0].rpartition("with steps ")[2]
+    said = {kind: sum(int(count) for count in re.findall(rf"(\d+){kind}", words)) for kind in "FB"}
+    hyper = {"margin": 2.0} if name in ("eata", "sar", "deyo") else {}
+    adapted = Case(name, NETWORKS[HOMES.get(name, "batch_norm")], hyper).wrap(collapse="off")
+    batches = stream(4, size=64)
+    run(adapted, batches[:3])
+    before = dict(adapted.passes)
+    run(adapted, batches[3:])
+    assert adapted.passes["forward"] - before["forward"] == said["F"]
+    assert adapted.passes["backward"] - before["backward"] == said["B"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in METHODS if "per image" in METHODS[name].info.passes])
+def test_an_image_costs_the_passes_on_the_card(name):
+    times, forward, backward = re.match(r"per image (?:(\d+) times )?(\d+)F (\d+)B", METHODS[name].info.passes).groups()
+    adapted = Case(name, NETWORKS[HOMES.get(name, "batch_norm")], {}).wrap(collapse="off")
+    run(adapted, stream(1, size=2))
+    assert adapted.passes["forward"] == 2 * (int(times or 1) * int(forward) + 1)
+    assert adapted.passes["backward"] == 2 * int(times or 1) * int(backward)
+
+
+def test_cards_name_what_a_network_must_have():
+    special = {name for name in METHODS if METHODS[name].info.needs}
+    assert special == {*HOMES, "t3a", "neo"}
 
 
 def test_the_group_of_entry_points():

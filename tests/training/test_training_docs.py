@@ -71,4 +71,4 @@ def test_recipes_and_objectives_of_the_page_exist():
     for name in re.findall(r"offsupport train ([a-z0-9][\w.-]+)", TEXT):
         assert name in list_recipes()
     rows = re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE)
-    assert [name for name in rows if name in OBJECTIVES] == ["supervised", "joint", "moco", "probe"]
+    assert [name for name in rows if name in OBJECTIVES] == ["supervised", "joint", "rotation", "moco", "probe"]

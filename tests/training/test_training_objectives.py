@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from offsupport.core.errors import ConfigError, ModelError
-from offsupport.nn import WithProjection, projected, resnet18
+from offsupport.nn import WithProjection, WithRotation, projected, resnet18
 from offsupport.nn.inspect import find_head
 from offsupport.training.objectives import make_objective
 
@@ -63,6 +63,35 @@ def test_a_network_with_projection_predicts_like_its_backbone():
 def test_a_projection_needs_a_linear_classifier():
     with pytest.raises(ModelError, match=r"no nn\.Linear"):
         projected(nn.Flatten())
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_the_rotation_loss_is_its_formula(copies):
+    options = {"branch": "layer3", "weight": 0.3, "copies": copies}
+    objective = make_objective("rotation", network(), options).double()
+    twin = copy.deepcopy(objective.model)
+    assert isinstance(twin, WithRotation)
+    x = views()[0]
+    loss = objective([x], LABELS)
+    logits = twin(x)
+    each = [[i % 4] if copies == 1 else [0, 1, 2, 3] for i in range(len(x))]
+    turns = [k for quarters in each for k in quarters]
+    copied = torch.stack([torch.rot90(x[i], k, (1, 2)) for i, quarters in enumerate(each) for k in quarters])
+    told = twin.both(copied)[1]
+    expected = nn.functional.cross_entropy(logits, LABELS) + 0.3 * nn.functional.cross_entropy(
+        told, torch.tensor(turns)
+    )
+    torch.testing.assert_close(loss.value, expected, rtol=1e-10, atol=0)
+    assert torch.equal(loss.right, logits.argmax(1) == LABELS)
+    assert objective.facts() == {"branch": "layer3"}
+
+
+def test_rotation_starts_from_a_backbone_and_keeps_its_fresh_head():
+    objective, start = make_objective("rotation", network(), {}), network(seed=1)
+    head = {name: value.clone() for name, value in objective.model.rotation.state_dict().items()}
+    objective.start_from(start.state_dict())
+    assert all(torch.equal(objective.model.backbone.state_dict()[n], value) for n, value in start.state_dict().items())
+    assert all(torch.equal(objective.model.rotation.state_dict()[n], value) for n, value in head.items())
 
 
 def test_momentum_contrast_against_an_obvious_reference():

@@ -165,7 +165,7 @@ def test_two_processes_learn_what_one_learns(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["supervised", "joint", "moco"])
+@pytest.mark.parametrize("objective", ["supervised", "joint", "rotation", "moco"])
 def test_two_processes_train_every_objective_and_resume(tmp_path, objective):
     recipe = written(tmp_path / "mine.yaml", objective=objective, epochs=2)
     torchrun(2, recipe, "--out", tmp_path / "run")

@@ -8,9 +8,11 @@ from offsupport.augment.views import (
     flip,
     grayscale,
     random_resized_crop,
+    shifted,
     shuffled_patches,
     simclr_view,
     simclr_views,
+    turned,
     weak_views,
 )
 
@@ -25,8 +27,10 @@ __all__ = [
     "grayscale",
     "random_augment",
     "random_resized_crop",
+    "shifted",
     "shuffled_patches",
     "simclr_view",
     "simclr_views",
+    "turned",
     "weak_views",
 ]

@@ -166,6 +166,35 @@ def cotta_view(
     return view.clamp(0, 1)
 
 
+def shifted(x: Tensor, by: int, generator: torch.Generator) -> Tensor:
+    """Move each image by up to ``by`` pixels along each axis, edges repeated."""
+    n, _, height, width = x.shape
+    padded = torch.nn.functional.pad(x, (by, by, by, by), mode="replicate")
+    top, left = torch.randint(2 * by + 1, (2, n, 1), generator=generator)
+    rows, columns = top + torch.arange(height), left + torch.arange(width)
+    return padded[
+        torch.arange(n)[:, None, None, None],
+        torch.arange(x.shape[1])[:, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]
+
+
+def turned(x: Tensor, quarters: Tensor) -> Tensor:
+    """Turn each image of equal sides by its number of quarter turns, (N,), counter-clockwise."""
+    _check_images(x)
+    if x.shape[-1] != x.shape[-2]:
+        raise InputError(
+            f"Images of {x.shape[-2]} by {x.shape[-1]} pixels have another shape when they are turned by a quarter.",
+            "Crop or pad them to squares.",
+        )
+    out, quarters = x.clone(), quarters.to(x.device) % 4
+    for quarter in (1, 2, 3):
+        chosen = quarters == quarter
+        out[chosen] = x[chosen].rot90(quarter, (-2, -1))
+    return out
+
+
 def shuffled_patches(x: Tensor, parts: int, generator: torch.Generator) -> Tensor:
     """Cut each image into ``parts`` by ``parts`` patches and put them back in an order of its own.
 

@@ -12,7 +12,7 @@ from offsupport.cli.output import JSON, emit_json, emit_table, say, tell
 from offsupport.core.errors import ConfigError, nearest
 
 Rows = list[dict[str, Any]]
-HIDDEN = ("summary", "single", "paper", "record")
+HIDDEN = ("summary", "single", "paper", "bounded", "record")
 """Sentences too long for a table on a terminal, and what a heading says; ``--json`` has them."""
 
 
@@ -43,6 +43,7 @@ def list_(
             body = [[str(row[name]) for name in columns] for row in group]
             emit_table(title, columns, body, text_columns=len(columns))
     if what == "methods":
+        say("norm: the norm layers it needs. source: source statistics. passes: over a batch, F forward, B backward.")
         say("+sc behind a method that takes steps, as in tent+sc, adds the sparsity constraint.")
 
 

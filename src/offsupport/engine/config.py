@@ -43,6 +43,8 @@ class MethodInfo:
         norm: Which normalisation layers the model must have: ``batch``, ``any`` or ``none`` needed.
         source: Whether source statistics are ``none``, ``optional`` or ``required``.
         single: What happens on single samples.
+        needs: What else the model must have; nothing by default.
+        passes: What a batch costs by default, in forward (F) and backward (B) passes over it.
         bounded: Whether a single image can change what follows by a small, known amount at most.
     """
 
@@ -54,6 +56,8 @@ class MethodInfo:
     norm: Literal["batch", "any", "none"]
     source: Literal["none", "optional", "required"]
     single: str
+    needs: str = ""
+    passes: str = ""
     bounded: bool = False
 
 

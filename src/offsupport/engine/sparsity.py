@@ -26,7 +26,7 @@ from offsupport.engine.precision import refuse_half
 from offsupport.engine.registry import METHODS, NARROW, PUBLISHED
 from offsupport.functional import soft_threshold
 from offsupport.nn.lora import Gates, add_updates, describe_updates, merge, updated_layers
-from offsupport.nn.projected import find_projection
+from offsupport.nn.projected import training_heads
 
 SUFFIX = "+sc"
 """Behind the name of a method that takes steps: the method under the sparsity constraint."""
@@ -197,8 +197,7 @@ class Constrained(Adapter):
         if self.config.freeze_base:
             self.model.requires_grad_(False)
             chosen = {}
-        projection = find_projection(self.model)
-        left_out = [] if projection is None else [projection]  # no prediction depends on it
+        left_out = training_heads(self.model)  # no prediction depends on them
         left_out += [] if self.config.train_head else [self.classifier]
         left_out += self.never_updated()
         # Draws of its own: the method's generator starts as it does without the constraint.

@@ -44,6 +44,7 @@ class ActmadConfig(StepConfig):
         norm="none",
         source="required",
         single="no step (variances need a batch); source statistics",
+        passes="2F 1B",
     ),
     ActmadConfig,
 )

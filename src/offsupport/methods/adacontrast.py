@@ -81,6 +81,7 @@ class Pass(NamedTuple):
         norm="none",
         source="none",
         single="no step (the marginal needs a batch); batch norm: blended statistics",
+        passes="5F 1B",
     ),
     AdacontrastConfig,
 )

@@ -85,6 +85,7 @@ class AutoConfig(MinimalConfig):
         norm="none",
         source="optional",
         single="statistics as in any other batch, no step",
+        passes="1F, with steps 2F 1B",
         bounded=True,
     ),
     AutoConfig,

@@ -37,6 +37,7 @@ class BnConfig(BatchConfig):
         norm="batch",
         source="none",
         single="batch and source statistics blended",
+        passes="1F",
     ),
     BnConfig,
 )

@@ -49,6 +49,7 @@ class CottaConfig(StepConfig):
         norm="none",
         source="none",
         single="batch norm: no step, blended statistics; otherwise a step per sample",
+        passes="3F 1B, or where the source is unsure 34F 1B",
     ),
     CottaConfig,
 )

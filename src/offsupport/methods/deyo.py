@@ -13,7 +13,7 @@ from offsupport.augment import shuffled_patches
 from offsupport.engine.adapter import Adapter, require_images, require_whole
 from offsupport.engine.config import MethodInfo, StepConfig, require, require_pattern
 from offsupport.engine.registry import register_method
-from offsupport.functional import entropy
+from offsupport.functional import Loss, uncertainty
 from offsupport.nn import affine_parameters
 
 
@@ -35,6 +35,8 @@ class DeyoConfig(StepConfig):
     """The last norm layers, this fraction of them, are left alone."""
     exclude: str | None = None
     """Leave the norm layers whose name matches this regular expression alone instead."""
+    loss: Loss = "entropy"
+    """What is minimised: the entropy, or that of an opinion that may withhold its belief (COME)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,6 +56,7 @@ class DeyoConfig(StepConfig):
         norm="any",
         source="none",
         single="batch norm: no step, blended statistics; group and layer norm: a step per chosen sample",
+        passes="1F 1B, and 1F of the sure ones",
     ),
     DeyoConfig,
 )
@@ -75,7 +78,7 @@ class Deyo(Adapter):
         """Predict, choose by entropy and by what shuffled patches do, and descend."""
         require_images(x, self.info.name)
         logits = require_whole(self.network(x), self.info.name)
-        entropies, p = entropy(logits), logits.detach().softmax(1)
+        entropies, p = uncertainty(logits, self.config.loss), logits.detach().softmax(1)
         most = math.log(p.shape[1])
         sure = (entropies.detach() < self.config.margin * most).nonzero()[:, 0]
         drop = self._drop(x[sure], p[sure]) if len(sure) else p.new_zeros(0)

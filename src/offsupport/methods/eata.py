@@ -104,6 +104,7 @@ class Eta(Adapter):
         norm="any",
         source="optional",
         single="batch norm: no step, blended statistics; group and layer norm: a step per reliable sample",
+        passes="1F 1B",
     ),
     EataConfig,
 )

@@ -65,7 +65,9 @@ class Tried(NamedTuple):
         scored="the best of the prompts tried",
         norm="none",
         source="required",
+        needs="a vision transformer",
         single="the best prompts so far (deviations need a batch)",
+        passes="28F",
     ),
     FoaConfig,
 )

@@ -57,6 +57,7 @@ class LameConfig(MethodConfig):
         norm="none",
         source="none",
         single="the model's own prediction",
+        passes="1F",
     ),
     LameConfig,
 )

@@ -94,7 +94,9 @@ class MaeTttConfig(StepConfig):
         scored="after the last step",
         norm="none",
         source="none",
+        needs="a masked autoencoder",
         single="each image is an episode of its own, whatever the batch; with together or online, the batch is",
+        passes="per image 20 times 1F 1B, and 1F",
     ),
     MaeTttConfig,
 )
@@ -321,7 +323,9 @@ class MaeTttEmConfig(MaeTttConfig):
         scored="after the last step",
         norm="none",
         source="none",
+        needs="a masked autoencoder",
         single="each image is an episode of its own, whatever the batch; with together or online, the batch is",
+        passes="per image 20 times 2F 2B, and 1F",
     ),
     MaeTttEmConfig,
 )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from offsupport.augment import Policy, random_augment, weak_views
-from offsupport.engine.adapter import PixelAdapter, StepRejected, draws_for
-from offsupport.engine.config import EVENTS, MethodInfo, StepConfig, require
-from offsupport.engine.guard import blank
+from offsupport.engine.config import MethodInfo, StepConfig, require
+from offsupport.engine.episodes import Episodes
 from offsupport.engine.registry import register_method
 from offsupport.functional import marginal_entropy
 from offsupport.nn.norm import Statistics
@@ -59,13 +59,15 @@ class MemoConfig(StepConfig):
         norm="none",
         source="none",
         single="made for it; batch norm: blended statistics",
+        passes="per image 1F 1B of 32 copies, and 1F",
     ),
     MemoConfig,
 )
-class Memo(PixelAdapter):
+class Memo(Episodes):
     """One step per image from the source model; nothing is carried over, so an image's company does not matter."""
 
     config: MemoConfig
+    purpose: ClassVar[str] = "memo"
     statistics: ClassVar[Statistics] = "blend"
     small_batch_with_norm: ClassVar[int] = 1
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -83,44 +85,12 @@ class Memo(PixelAdapter):
         """The operations that copies are made by."""
         return Policy(self.config.policy_length, "full")
 
-    def step(self, x: Tensor) -> Tensor:
-        """Adapt to each image and predict it, one after the other, each from the source model."""
-        x, events = self.images(x), dict.fromkeys(EVENTS, False)
-        logits = []
-        for image in torch.split(x, 1):
-            try:
-                if blank(image):
-                    raise StepRejected("empty_selection")
-                for copies in self._copies(image):
-                    self.descend(self._loss(copies))
-            except StepRejected as rejected:
-                events[rejected.event] = True
-                self._return_to_source()
-            logits.append(self.network(image).detach())
-            self._return_to_source()
-        # Events count batches, and an image is no batch of the stream.
-        for event in (name for name, happened in events.items() if happened):
-            self.count(event)
-        return torch.cat(logits)
-
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        """Return the logits of ``x`` without a step; where an image has a say in statistics, they are its own."""
-        if self.norm_statistics.kind not in ("batch", "blend"):
-            return self.network(self.images(x))
-        return torch.cat([self.network(image) for image in self.images(x)[:, None]])
-
-    def _copies(self, x: Tensor) -> Tensor:
-        """Return augmented copies of one image (1, C, H, W) for each step, (steps, copies, C, H, W)."""
-        shape, generator = (self.config.steps, self.config.copies), draws_for(x, "memo", self.options.seed)
+    def losses(self, x: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
+        """Yield the entropy of the mean prediction over the copies of each step."""
+        shape = (self.config.steps, self.config.copies)
         views = torch.cat(weak_views(x, shape[0] * shape[1], generator))
-        return random_augment(views, self.augmentation, generator).view(*shape, *x.shape[1:])
-
-    def _loss(self, copies: Tensor) -> Tensor:
-        # Copies are one image: all of them together weigh as one beside the source.
-        with self.norm_statistics.using(self.statistics_policy.kind, prior=self.config.prior * len(copies)):
-            return marginal_entropy(self.network(copies))
-
-    def _return_to_source(self) -> None:
-        # All but the memory: the window of past images is no part of what an image taught.
-        self.restore(dataclasses.replace(self._start, memory=self.memory.copy()))
+        for copies in random_augment(views, self.augmentation, generator).view(*shape, *x.shape[1:]):
+            # Copies are one image: all of them together weigh as one beside the source.
+            with self.norm_statistics.using(self.statistics_policy.kind, prior=self.config.prior * len(copies)):
+                logits = self.network(copies)
+            yield marginal_entropy(logits)

@@ -26,6 +26,7 @@ from offsupport.engine.registry import register_method
         norm="batch",
         source="optional",
         single="as any other batch",
+        passes="1F",
         bounded=True,
     ),
     MinimalConfig,

@@ -43,7 +43,9 @@ class NeoConfig(MethodConfig):
         scored="after it is counted",
         norm="none",
         source="optional",
+        needs="a linear classifier",
         single="as any other batch, the source counted as prior images",
+        passes="1F",
     ),
     NeoConfig,
 )

@@ -16,7 +16,7 @@ from offsupport.engine.adapter import Adapter, require_whole
 from offsupport.engine.bank import Bank
 from offsupport.engine.config import MethodInfo, StepConfig, require
 from offsupport.engine.registry import register_method
-from offsupport.functional import entropy
+from offsupport.functional import Loss, uncertainty
 from offsupport.nn import affine_parameters
 from offsupport.nn.norm import Statistics
 
@@ -35,6 +35,8 @@ class NoteConfig(StepConfig):
     """Images in the memory."""
     update_every: int = 64
     """A step is taken whenever so many images have come."""
+    loss: Loss = "entropy"
+    """What is minimised: the entropy, or that of an opinion that may withhold its belief (COME)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +55,7 @@ class NoteConfig(StepConfig):
         norm="any",
         source="none",
         single="as any other batch; a step per update_every images",
+        passes="1F, and per 64 images 1F 1B of 64",
     ),
     NoteConfig,
 )
@@ -122,6 +125,6 @@ class Note(Adapter):
         """Take one step down the mean entropy of the memory, and let the statistics follow it."""
         self.norm_statistics.running = self.memory["running"].clone()
         with self.norm_statistics.using("ema"):
-            loss = entropy(self.network(bank.images())).mean()
+            loss = uncertainty(self.network(bank.images()), self.config.loss).mean()
         self.descend(loss)
         self.memory["running"] = self.norm_statistics.running

@@ -53,6 +53,7 @@ class PettaConfig(RottaConfig):
         norm="any",
         source="required",
         single="as any other batch; a step per update_every images",
+        passes="1F, and per 64 images 3F 1B of 64",
     ),
     PettaConfig,
 )

@@ -19,6 +19,7 @@ from offsupport.methods.eata import Eta, EtaConfig
         norm="any",
         source="none",
         single="batch norm: no step, blended statistics; group and layer norm: a step per reliable sample",
+        passes="1F 1B",
     ),
     EtaConfig,
 )

@@ -140,6 +140,7 @@ class RoidConfig(RatioConfig):
         norm="any",
         source="none",
         single="batch norm: no step, blended statistics; group and layer norm: a step per sample, unweighted",
+        passes="1F, and 1F of about half the batch, 1B of both",
     ),
     RoidConfig,
 )
@@ -190,6 +191,7 @@ class CmfConfig(RatioConfig):
         norm="any",
         source="none",
         single="batch norm: no step, blended statistics; group and layer norm: a step per sample, unweighted",
+        passes="1F, and 1F of about half the batch, 1B of both",
     ),
     CmfConfig,
 )

@@ -62,6 +62,7 @@ class RottaConfig(StepConfig):
         norm="any",
         source="none",
         single="as any other batch; a step per update_every images",
+        passes="1F, and per 64 images 2F 1B of 64",
     ),
     RottaConfig,
 )

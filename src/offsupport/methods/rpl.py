@@ -36,6 +36,7 @@ class RplConfig(StepConfig):
         norm="any",
         source="none",
         single="batch norm: no step, blended statistics; group and layer norm: a step per sample",
+        passes="1F 1B",
     ),
     RplConfig,
 )

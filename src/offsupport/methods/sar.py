@@ -61,6 +61,7 @@ class SarConfig(StepConfig):
         norm="any",
         source="none",
         single="batch norm: no step, blended statistics; group and layer norm: a step per reliable sample",
+        passes="2F 2B",
     ),
     SarConfig,
 )

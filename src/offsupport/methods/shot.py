@@ -44,6 +44,7 @@ class ShotConfig(StepConfig):
         norm="none",
         source="none",
         single="no step (the marginal needs a batch); batch norm: blended statistics",
+        passes="1F 1B",
     ),
     ShotConfig,
 )

@@ -33,6 +33,7 @@ class SourceConfig(MethodConfig):
         norm="none",
         source="none",
         single="the same as in any batch",
+        passes="1F",
         bounded=True,
     ),
     SourceConfig,

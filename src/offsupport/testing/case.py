@@ -53,7 +53,7 @@ class Case:
         if use != "required" and not ((use == "optional" or moments) and self.source):
             return None
         images = [toy_images(16, seed, shifted=False)[0] for seed in range(3)]
-        about: dict[str, Any] = {key: options[key] for key in ("logits", "head") if key in options}
+        about: dict[str, Any] = {key: options[key] for key in ("logits", "head", "replay") if key in options}
         about |= {"statistics": "minimal"} if moments else {}
         return source_stats(model, images, self.method, **about)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from offsupport.nn.mae import mae
 from offsupport.nn.projected import projected
+from offsupport.nn.rotated import with_rotation_head
 
 CLASSES = 4
 IMAGE = (3, 8, 8)
@@ -117,5 +118,6 @@ NETWORKS: dict[str, Factory] = {
     "mae": _trained(_autoencoder),
     "dropout": _trained(lambda: _convolutional(nn.BatchNorm2d, nn.Dropout(0.3))),
     "projection": _trained(lambda: projected(_convolutional(nn.BatchNorm2d), out=8)),
+    "rotation": _trained(lambda: with_rotation_head(_convolutional(nn.BatchNorm2d))),
 }
 """Factories of classifiers of (N, 3, 8, 8) images in [0, 1] into four classes, by what is special about them."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offsupport.augment import flip, random_resized_crop, simclr_view
+from offsupport.augment import flip, random_resized_crop, shifted, simclr_view
 from offsupport.nn.inspect import best_layout
 from offsupport.training.objectives import Examples, Objective
 from offsupport.training.recipe import Recipe
@@ -89,20 +89,6 @@ def make_view(recipe: Recipe) -> View:
         "simclr": lambda x, generator: simclr_view(x, generator, CROP),
     }
     return views[recipe.views]
-
-
-def shifted(x: Tensor, by: int, generator: torch.Generator) -> Tensor:
-    """Move each image by up to ``by`` pixels along each axis, edges repeated."""
-    n, _, height, width = x.shape
-    padded = nn.functional.pad(x, (by, by, by, by), mode="replicate")
-    top, left = torch.randint(2 * by + 1, (2, n, 1), generator=generator)
-    rows, columns = top + torch.arange(height), left + torch.arange(width)
-    return padded[
-        torch.arange(n)[:, None, None, None],
-        torch.arange(x.shape[1])[:, None, None],
-        rows[:, None, :, None],
-        columns[:, None, None, :],
-    ]
 
 
 def resized(x: Tensor, side: int) -> Tensor:

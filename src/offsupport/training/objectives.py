@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offsupport.augment import turned
 from offsupport.core.config import build
 from offsupport.core.registry import Registry
 from offsupport.data import Dataset
 from offsupport.functional import nt_xent
-from offsupport.nn import WithProjection, projected
+from offsupport.nn import WithProjection, WithRotation, projected, with_rotation_head
 from offsupport.nn.inspect import capture_input, find_head
+from offsupport.nn.rotated import TURNS
 
 OBJECTIVES: Registry[type[Objective]] = Registry("objective")
 
@@ -91,6 +93,10 @@ class Objective(nn.Module, ABC):
     def after_step(self) -> None:
         """Called when the optimiser has made its step."""
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a file of the weights must say for them to be read again, beside the network's name."""
+        return {}
+
 
 def make_objective(name: str, network: nn.Module, options: Mapping[str, Any]) -> Objective:
     """Return an objective around a network; unknown options are errors that name the nearest."""
@@ -150,6 +156,49 @@ class Joint(Objective):
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
         """Begin with a trained backbone; the projection head stays fresh."""
         self.model.backbone.load_state_dict(weights)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotationOptions:
+    """Settings of the rotation objective."""
+
+    branch: str | None = None
+    """Module of the network whose output the rotation head takes; null for the penultimate features."""
+    weight: float = 1.0
+    """Weight of the rotation task beside classification."""
+    copies: Literal[1, 4] = 4
+    """Turned copies of each image: all four, or one, by the place of the image in its batch."""
+
+
+@OBJECTIVES.register("rotation")
+class Rotation(Objective):
+    """Cross-entropy of the classes, and of the quarters by which copies were turned (Sun et al., 2020)."""
+
+    options_class = RotationOptions
+    model: WithRotation
+
+    def __init__(self, network: nn.Module, options: RotationOptions) -> None:
+        super().__init__(network, options)
+        self.model = with_rotation_head(network, options.branch)
+
+    def forward(self, views: Sequence[Tensor], labels: Tensor) -> Loss:
+        """Return CE + weight CE of turns, from a pass over the images and one over turned copies."""
+        x, copies = views[0], self.options.copies
+        logits = self.model(x)
+        # Without draws: batches are shuffled, so that an image's place in one is as good as a random number.
+        quarters = torch.arange(copies * len(x), device=x.device) % TURNS
+        _, turns = self.model.both(turned(x.repeat_interleave(copies, 0), quarters))
+        wrong = nn.functional.cross_entropy(logits, labels)
+        value = wrong + self.options.weight * nn.functional.cross_entropy(turns, quarters)
+        return Loss(value, logits.argmax(1) == labels)
+
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin with a trained backbone; the rotation head stays fresh."""
+        self.model.backbone.load_state_dict(weights)
+
+    def facts(self) -> dict[str, Any]:
+        """Return where the rotation head branches off."""
+        return {"branch": self.options.branch}
 
 
 @OBJECTIVES.register("probe")

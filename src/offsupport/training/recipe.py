@@ -25,7 +25,8 @@ class Recipe:
     network: str
     """Name of the architecture (``resnet18x0.25``)."""
     objective: str = "supervised"
-    """What is minimised: ``supervised``, ``joint``, ``moco``, ``probe``, ``mae``, ``mae-head`` or ``mae-joint``."""
+    """What is minimised: ``supervised``, ``joint``, ``rotation``, ``moco``, ``probe``, ``mae``, ``mae-head``,
+    ``mae-joint``."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Settings of the objective."""
     start: str | None = None

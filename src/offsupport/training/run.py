@@ -228,7 +228,8 @@ def write_model(name: str, recipe: Recipe, run: Run, train: Dataset, test: Datas
         out: Folder of the run.
     """
     weights = run.objective.model.state_dict()
-    facts = {"network": recipe.network, "classes": len(train.classes), "normalization": recipe.dataset}
+    facts: dict[str, Any] = {"network": recipe.network, "classes": len(train.classes), "normalization": recipe.dataset}
+    facts |= run.objective.facts()
     save_tensors(out / WEIGHTS, weights, facts)  # before the card, which says that they are there
     card = {
         "name": recipe_name(name),
