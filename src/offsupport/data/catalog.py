@@ -25,6 +25,7 @@ from offsupport.data.dataset import Arrays, Dataset
 from offsupport.data.digits import CLASSES, Digits
 from offsupport.data.pictures import RELEASE_QUALITY
 from offsupport.data.spec import SEVERITY, SourceChoice, StreamSpec
+from offsupport.data.tiny100 import Tiny100
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -215,6 +216,10 @@ def _stored_cifar(layout: cifar.CifarLayout, root: Path, corruption: str, severi
     return cifar.stored_corruption(root, layout, corruption, severity)
 
 
+def _tiny100(root: Path, split: str, _size: int | None) -> Dataset:
+    return Tiny100(root, split)
+
+
 def _imagenet(name: str, root: Path, split: str, _size: int | None) -> Dataset:
     return folders.open_imagenet(root, split, folders.imagenet_classes(name), name)
 
@@ -271,6 +276,23 @@ for _layout in (cifar.CIFAR10, cifar.CIFAR100):
             stored=partial(_stored_cifar, _layout),
         ),
     )
+_register(
+    "tiny100",
+    Entry(
+        about="100 classes of Tiny ImageNet, 32x32",
+        layout="tiny100/{train,test}_{images,labels}.npy and classes.json",
+        clean=_tiny100,
+    ),
+)
+_register(
+    "tiny100-c",
+    Entry(
+        about="tiny100 under the corruptions, 32x32; made on the fly from clean tiny100 where files are missing",
+        layout="tiny100-c/<corruption>.npy and labels.npy",
+        clean=_tiny100,
+        stored=partial(_stored_npy, "tiny100-c", _tiny100),
+    ),
+)
 for _name, _title in (("imagenet", "ImageNet"), ("imagenet100", "ImageNet-100 (Tian et al., 2020)")):
     _clean = partial(_imagenet, _name)
     _register(_name, Entry(about=f"{_title}, 224x224", layout="val/<wnid>/*.JPEG", clean=_clean))
