@@ -401,11 +401,19 @@ class Access:
         """The clean split."""
         return self.entry.clean(self.place or Path(), self.spec.split, self.spec.size)
 
-    def open(self, corruption: str | None, severity: int) -> Dataset:
-        """Open the clean split, or a corruption of it: a stored one if one fits what is asked, else on the fly."""
+    def open(self, corruption: str | None, severity: int, over: tuple[str, int] | None = None) -> Dataset:
+        """Open the clean split, or a corruption of it: a stored one if one fits what is asked, else on the fly.
+
+        Args:
+            corruption: Its name; None for clean images.
+            severity: Its severity.
+            over: A corruption and its severity that come before it; the second is always made.
+        """
         if corruption is None:
             return self.clean
         self._check_severity(corruption, severity)
+        if over is not None:
+            return self._made(self.open(*over), corruption, severity)
         stored = self._stored(corruption, severity)
         if stored is not None:
             return stored
@@ -415,8 +423,11 @@ class Access:
                 f"(looked for {self.entry.layout or 'nothing'} in {self.place}).",
                 'Use source="auto" to compute it, or ask for the test split, severity 1 to 5, no block and no seed.',
             )
+        return self._made(self._clean_to_corrupt(corruption), corruption, severity)
+
+    def _made(self, base: Dataset, corruption: str, severity: int) -> Dataset:
         return Corrupted(
-            self._clean_to_corrupt(corruption),
+            base,
             corruption,
             severity,
             self.spec.corruption_seed or 0,
