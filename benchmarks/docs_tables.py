@@ -45,6 +45,7 @@ PAGES = (
             "auto.md",
             "methods.md",
             "readings.md",
+            "leaderboard.md",
         )
     ),
     ROOT / "README.md",

@@ -11,6 +11,8 @@ from offsupport.studies.ours.protocols import board, frontier
 
 Points = Mapping[str, tuple[float, float]]
 """Milliseconds and error in percent, by method."""
+TICKS = tuple(digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5))
+"""Milliseconds that may stand at the axis."""
 
 
 def frontier_sections(records: Sequence[Record]) -> list[Section]:
@@ -48,6 +50,10 @@ def draw(points: Points) -> str:
                 name, (cost, error), textcoords="offset points", xytext=(5, 4), fontsize=9, annotation_clip=False
             )
         axes.set_xscale("log")
+        least, most = (end(cost for cost, _ in points.values()) for end in (min, max))
+        shown = [tick for tick in TICKS if least / 2 <= tick <= 2 * most]
+        axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
+        axes.minorticks_off()
         axes.set(xlabel="milliseconds of one core per image", ylabel="error (%)")
         axes.grid()
         return svg(figure)

@@ -94,7 +94,13 @@ def run_page(title: str, about: str, measured: Measured, status: Status, request
 def _listed(listing: Listing) -> Section:
     body = [[plain_text(value) for value in line] for line in listing.lines]
     folded = f"All {len(body)} lines" if len(body) > LONG else ""
-    table = page.Table(listing.columns, body, folded="" if listing.filters else folded, filters=listing.filters)
+    words = 1
+    while (
+        listing.filters and words < len(listing.columns) and all(isinstance(line[words], str) for line in listing.lines)
+    ):
+        words += 1
+    folded = "" if listing.filters else folded  # whoever leaves lines out wants to see the rest
+    table = page.Table(listing.columns, body, text_columns=words, folded=folded, filters=listing.filters)
     return Section(listing.title.capitalize(), tables=[table])
 
 

@@ -436,7 +436,8 @@ def summaries(records: Sequence[Record]) -> list[Listing]:
     found = by_protocol(records)
     if not found:
         return []
-    return [_leaderboard(board(records)), _orders(found), _streams(found)]
+    orders = _orders(found)
+    return [_leaderboard(board(records)), *([orders] if orders.lines else []), _streams(found)]
 
 
 def _leaderboard(lines: Sequence[Line]) -> Listing:
