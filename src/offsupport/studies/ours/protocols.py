@@ -121,7 +121,8 @@ def run_protocol(config: ProtocolConfig, place: Place) -> Outcome:
         held = forget_peak()
         adapter = adapter_of(config.calibration(), model, place, window=config.window)
         forget_peak()  # making source statistics is not what serving costs
-        walk, domains = Walk(adapter, watched=False), []
+        walk = Walk(adapter, watched=False)
+        domains: list[str] = []
         for batch in stream:
             starts = bool(domains) and batch.domain != domains[-1]
             walk.take(batch.x, batch.y, batch.index, fresh=config.reset == "online" and starts)
