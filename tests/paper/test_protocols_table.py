@@ -27,22 +27,25 @@ from html_check import read
 TABLE = TABLES["protocols"]
 
 
-def record(method, protocol, wrong, *, ms=1.0, part=None, seed=0, times=1, n=300):
-    """A result in which the first ``wrong`` of ``n`` images were wrong in both domains, each time they came."""
+TWO = ("fog/5", "contrast/5")
+
+
+def record(method, protocol, wrong, *, ms=1.0, part=None, seed=0, times=1, n=300, domains=TWO):
+    """A result in which the first ``wrong`` of ``n`` images were wrong in all domains, each time they came."""
     piece = PARTS["small"][part or protocol]
     made = protocols._cell(piece, method, seed)
     correct = np.tile(np.arange(n) >= wrong, times)
     images = pack(np.tile(np.arange(n), times), correct)
     found = {"images": images, "error": wrong / n, "n": n * times}
     measured = {
-        "n": 2 * n * times,
+        "n": len(domains) * n * times,
         "error": wrong / n,
-        "domains": {"fog/5": found, "contrast/5": found},
+        "domains": dict.fromkeys(domains, found),
         "passes": {"forward": 1.0, "backward": 0.5},
         "events": {},
         "warnings": [],
     }
-    timing = {"seconds": 1.0, "cpu_seconds": ms * 2 * n * times / 1000, "grown_bytes": 12_000_000}
+    timing = {"seconds": 1.0, "cpu_seconds": ms * len(domains) * n * times / 1000, "grown_bytes": 12_000_000}
     return Record(made.key, made, measured, {"weights_sha256": "ab"}, timing)
 
 
@@ -114,8 +117,10 @@ def test_lines_have_error_cost_and_command_best_first():
     assert command([found[0], record("source", "continual", 150, seed=2)]).endswith("--seeds 3 --data DATA")
 
 
-def test_images_that_come_again_are_no_further_evidence():
-    once, often = (board([record("tent", "recurring", 60, times=times)])[0].error for times in (1, 20))
+@pytest.mark.parametrize(("protocol", "domains"), [("recurring", TWO), ("mixed", ("mixed",))])
+def test_images_that_come_again_are_no_further_evidence(protocol, domains):
+    made = (record("tent", protocol, 60, times=times, domains=domains) for times in (1, 20))
+    once, often = (board([each])[0].error for each in made)
     assert often.n == 20 * once.n
     assert (often.value, often.low, often.high) == pytest.approx((once.value, once.low, once.high))
 
