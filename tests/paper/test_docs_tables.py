@@ -29,7 +29,8 @@ def writer():
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/extrapolate.md", "docs/mae.md", "docs/findings.md", "docs/scales.md", "README.md"]
+    "page",
+    ["docs/extrapolate.md", "docs/mae.md", "docs/findings.md", "docs/scales.md", "docs/leaderboard.md", "README.md"],
 )
 def test_the_page_shows_the_stored_results(page):
     text = (ROOT / page).read_text()
