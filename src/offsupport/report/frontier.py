@@ -27,8 +27,8 @@ def frontier_sections(records: Sequence[Record]) -> list[Section]:
         if len(points) > 1
     ]
     prose = (
-        "A point is a method; the line joins those that no method as quick, within a tenth, or quicker betters. Time is "
-        "that of one core and an image, on a logarithmic scale."
+        "A point is a method; the line joins those that no method as quick, within a tenth, or quicker betters. Time "
+        "is that of one core and an image, on a logarithmic scale."
     )
     return [Section("Error against time", prose, figures=drawings)] if drawings else []
 

@@ -2,8 +2,8 @@
 
 The streams are those of :mod:`offsupport.data.protocols`, shortened where the scale says so. The leaderboard has a line
 for each method, protocol and network: error, passes, milliseconds of one core and memory, and the command that measures
-it again. A method is on the frontier of a protocol if none that is about as quick errs less. Whether an order of methods that
-was printed elsewhere, with other networks and more images, is found again is held against the same images.
+it again. A method is on the frontier of a protocol if none that is about as quick errs less. Whether an order of
+methods that was printed elsewhere, with other networks and more images, is found again is held against the same images.
 """
 
 from __future__ import annotations
