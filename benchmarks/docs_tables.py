@@ -47,6 +47,7 @@ PAGES = (
             "auto.md",
             "methods.md",
             "readings.md",
+            "leaderboard.md",
         )
     ),
     ROOT / "README.md",

@@ -1,5 +1,6 @@
 """Writes tiny data sets in the official layouts, for tests."""
 
+import json
 import pickle
 import struct
 
@@ -46,6 +47,16 @@ def write_cifar100(root, n=20):
         (folder / name).write_bytes(pickle.dumps(batch, 2))
     names = {"fine_label_names": [f"fine{i}" for i in range(100)], "coarse_label_names": ["c"] * 20}
     (folder / "meta").write_bytes(pickle.dumps(names, 2))
+    return cifar_pixels(n, 0)
+
+
+def write_tiny100(root, n=20):
+    folder = root / "tiny100"
+    folder.mkdir(parents=True)
+    for number, split in enumerate(["test", "train"]):
+        np.save(folder / f"{split}_images.npy", cifar_pixels(n, number))
+        np.save(folder / f"{split}_labels.npy", np.arange(n, dtype=np.uint8) * 5 % 100)
+    (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(100)]))
     return cifar_pixels(n, 0)
 
 

@@ -13,8 +13,8 @@ from offsupport.data import Arrays, corrupt, list_datasets, load
 from offsupport.data.corrupted import Corrupted
 
 NAMES = (
-    "digits digits-c cifar10 cifar10-c cifar100 cifar100-c imagenet imagenet-c imagenet100 imagenet100-c "
-    "imagenet-folder imagenet-folder-c folder"
+    "digits digits-c cifar10 cifar10-c cifar100 cifar100-c tiny100 tiny100-c imagenet imagenet-c "
+    "imagenet100 imagenet100-c imagenet-folder imagenet-folder-c folder"
 )
 
 

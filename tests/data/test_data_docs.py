@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
-from offsupport.data import GROUPS, list_datasets
+import pytest
+
+from offsupport.data import GROUPS, list_datasets, list_protocols
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLE = re.compile(r"(<!-- corruptions -->\n).*?(<!-- /corruptions -->)", re.DOTALL)
@@ -25,10 +27,11 @@ def test_the_table_of_corruptions_is_that_of_the_registry():
     assert written(text) == text, "python tests/data/test_data_docs.py"
 
 
-def test_every_data_set_is_described():
-    text = (DOCS / "data.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("heading", "known"), [("Data sets", list_datasets), ("Protocols", list_protocols)])
+def test_every_data_set_and_every_protocol_is_described(heading, known):
+    text = (DOCS / "data.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
-    assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == set(list_datasets())
+    assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == set(known())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from offsupport.core.errors import ConfigError
 from offsupport.functional import wilson
 from offsupport.results import below
 from offsupport.results.intervals import Estimate
-from offsupport.studies import TABLES, TableOptions
+from offsupport.studies import TABLES, TableOptions, adaptation
 from offsupport.studies.adaptation import our_methods
 from offsupport.studies.errors import below_claims, below_each, error_rows
 from offsupport.studies.ours import ablation
@@ -128,6 +128,30 @@ def test_table2_at_small_scale_shows_both_statistics():
         ("ttac", "running"), ("tesla", "running"),
     }  # fmt: skip
     assert not [c for c in TABLE2.cells("small", TableOptions(methods=("tent",))) if c.config["hyper"]]
+
+
+def test_table2_on_a_hundred_classes_is_a_part_of_its_own(monkeypatch):
+    monkeypatch.setattr(adaptation, "pinned", lambda name: name)
+    cells = TABLE2.cells("small", TableOptions(parts=("tiny100",)))
+    assert len(cells) == len(set(cells)) == 15 * (7 + len(our_methods()))
+    assert {(c.config["dataset"], c.config["preset"], c.config["limit"]) for c in cells} == {
+        ("tiny100-c", "cifar100", 2000)
+    }
+    assert {c.config["method"] for c in cells if c.config["source_split"] == "held-out"} == set(our_methods())
+    both = TABLE2.cells("small", TableOptions(parts=("cifar10", "tiny100")))
+    assert set(both) == {*cells, *TABLE2.cells("small", TableOptions())}
+    with pytest.raises(ConfigError, match=r"no part 'tiny10'.*Did you mean 'tiny100'"):
+        TABLE2.cells("small", TableOptions(parts=("tiny10",)))
+    with pytest.raises(ConfigError, match="Parts are of the scale small"):
+        TABLE2.cells("smoke", TableOptions(parts=("tiny100",)))
+
+
+def test_printed_numbers_of_cifar100_stand_beside_tiny100_in_a_list_of_their_own():
+    records = [make_record("bn", name, flags(20), "tiny100-c") for name in ("fog", "snow")]
+    found = TABLE2.measure("small", records).to_dict()
+    assert {row["paper"] for row in found["rows"]} == {None}
+    (line,) = found["hundred_classes"]
+    assert (line["method"], line["error on tiny100-c, %"], line["printed for CIFAR-100-C, %"]) == ("bn", 10.0, 43.7)
 
 
 def test_what_a_table_does_not_have_is_said():

@@ -30,7 +30,18 @@ def writer():
 
 @pytest.mark.parametrize(
     "page",
-    ["docs/extrapolate.md", "docs/mae.md", "docs/findings.md", "docs/scales.md", "docs/readings.md", "README.md"],
+    [
+        "docs/extrapolate.md",
+        "docs/mae.md",
+        "docs/findings.md",
+        "docs/scales.md",
+        "docs/readings.md",
+        "docs/leaderboard.md",
+        "docs/methods.md",
+        "docs/auto.md",
+        "docs/reliability.md",
+        "README.md",
+    ],
 )
 def test_the_page_shows_the_stored_results(page):
     text = (ROOT / page).read_text()

@@ -6,7 +6,10 @@ import pytest
 from browser import chromium, missing, show
 from run_maker import make_run
 
-from offsupport.report.run_page import write_report
+from offsupport.bench.runs import Status
+from offsupport.report import page as page_module
+from offsupport.report.run_page import run_page, write_report
+from offsupport.results.rows import Listing, Measured
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "present")]
 EVIL = "<img src=x onerror=document.title='broken'>"
@@ -109,6 +112,54 @@ def test_it_fits_and_can_be_read(driver, page, width, dark):
     found = driver.execute_script(CONTRAST)
     assert len(found) > 100
     assert [words for ratio, words in found if ratio < 4.5] == []
+    assert driver.get_log("browser") == []
+
+
+@pytest.fixture(scope="module")
+def leaderboard(tmp_path_factory):
+    lines = [
+        ("fog", "tent", 3.5, "any"),
+        ("fog", EVIL, 0.5, "none"),
+        ("snow", "tent", 12.0, "any"),
+        ("snow", "bn", None, ""),
+    ]
+    listing = Listing("board", ("stream", "method", "ms", "norm"), lines, filters=("stream", "ms", "norm"))
+    path = tmp_path_factory.mktemp("board") / "report.html"
+    page_module.write(run_page("Board", "", Measured(rows=(), listings=[listing]), Status()), path)
+    return path
+
+
+def shown(driver):
+    rows = driver.find_elements("css selector", "tbody tr")
+    return [row.find_elements("css selector", "td")[1].text for row in rows if row.is_displayed()]
+
+
+def test_filters_leave_lines_out_by_word_and_by_number(driver, leaderboard):
+    show(driver, leaderboard)
+    by_stream, by_time, by_norm = driver.find_elements("css selector", ".filters select")
+
+    def choices(select):
+        return [option.text for option in select.find_elements("css selector", "option")]
+
+    def choose(select, words):
+        next(each for each in select.find_elements("css selector", "option") if each.text == words).click()
+
+    assert (choices(by_stream), choices(by_norm)) == (["all", "fog", "snow"], ["all", "any", "none"])
+    assert choices(by_time) == ["all", "at most 1", "at most 2", "at most 5", "at most 10"]
+    assert shown(driver) == ["tent", EVIL, "tent", "bn"]
+    choose(by_stream, "fog")
+    assert shown(driver) == ["tent", EVIL]
+    choose(by_time, "at most 2")
+    assert shown(driver) == [EVIL]
+    assert driver.find_element("css selector", ".filters output").text == "1 of 4"
+    choose(by_stream, "all")
+    choose(by_time, "at most 10")
+    assert shown(driver) == ["tent", EVIL]  # what has no number is not below one
+    driver.find_elements("css selector", "th .sort")[2].click()
+    assert shown(driver) == [EVIL, "tent"]
+    choose(by_time, "all")
+    choose(by_norm, "any")
+    assert shown(driver) == ["tent", "tent"]
     assert driver.get_log("browser") == []
 
 

@@ -18,7 +18,7 @@ def test_every_recipe_of_the_package_can_begin():
         assert about
         assert recipe.objective in OBJECTIVES
         if recipe.network != "resnet50":
-            fresh_objective(recipe, 100 if recipe.dataset == "cifar100" else 10, 0)
+            fresh_objective(recipe, 100 if recipe.dataset.endswith("100") else 10, 0)
         if recipe.start is not None:
             assert recipe.start in list_recipes()
 
@@ -33,14 +33,17 @@ def test_the_published_recipes_say_what_was_published():
         assert second.options == {"contrast": 0.1, "temperature": 0.5, "base_temperature": 0.07}
 
 
-def test_the_small_recipes_for_cifar100_are_twins_of_those_for_cifar10():
+@pytest.mark.parametrize(
+    ("dataset", "epochs"), [("cifar100", {"supervised": 24, "joint": 12}), ("tiny100", {"supervised": 14, "joint": 4})]
+)
+def test_the_small_recipes_for_a_hundred_classes_are_twins_of_those_for_cifar10(dataset, epochs):
     for kind in ("supervised", "joint"):
-        known, twin = (read_recipe(f"cifar{classes}-resnet18x0.25-{kind}") for classes in (10, 100))
-        start = known.start and known.start.replace("cifar10", "cifar100")
-        assert twin == dataclasses.replace(known, about=twin.about, dataset="cifar100", start=start)
+        known, twin = (read_recipe(f"{name}-resnet18x0.25-{kind}") for name in ("cifar10", dataset))
+        start = known.start and known.start.replace("cifar10", dataset)
+        assert twin == dataclasses.replace(known, about=twin.about, dataset=dataset, start=start, epochs=epochs[kind])
         network = fresh_network(twin, 100)
         assert network(torch.rand(2, 3, 32, 32)).shape == (2, 100)
-        assert torch.equal(network.mean.flatten(), torch.tensor(NORMALIZATIONS["cifar100"][0]))
+        assert torch.equal(network.mean.flatten(), torch.tensor(NORMALIZATIONS[dataset][0]))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,7 @@ def test_the_small_recipes_for_cifar100_are_twins_of_those_for_cifar10():
         ({"epochs": "many"}, "is 'many'. It must be an integer"),
         ({"epochs": 0}, "Setting 'epochs' of the recipe 'tiny' is 0. It must be above 0"),
         ({"weight_decay": -1.0}, "It must be at least 0"),
-        ({"dataset": "cifar11"}, "It must be 'digits' or 'cifar10' or 'cifar100'"),
+        ({"dataset": "cifar11"}, "It must be 'digits' or 'cifar10' or 'cifar100' or 'tiny100'"),
         ({"stop_at": 0.5, "held_out": 0}, "holds nothing out"),
     ],
 )

@@ -17,14 +17,15 @@ HIDDEN = ("summary", "single", "paper", "bounded", "record")
 
 
 def list_(
-    what: str = typer.Argument("methods", help="methods, datasets, corruptions, tables, models or recipes."),
+    what: str = typer.Argument("methods", help="methods, datasets, corruptions, protocols, tables, models or recipes."),
     json: bool = JSON,
 ) -> None:
-    """List methods, data sets, corruptions, tables, models or recipes."""
+    """List methods, data sets, corruptions, protocols, tables, models or recipes."""
     kinds = {
         "methods": _methods,
         "datasets": _datasets,
         "corruptions": _corruptions,
+        "protocols": _protocols,
         "tables": _tables,
         "models": _models,
         "recipes": _recipes,
@@ -72,6 +73,16 @@ def _corruptions() -> Rows:
     from offsupport.data import list_corruptions
 
     return [{"name": name, "group": group} for name, group in list_corruptions().items()]
+
+
+def _protocols() -> Rows:
+    from offsupport.data import PROTOCOLS
+
+    every = [PROTOCOLS[name] for name in PROTOCOLS]
+    return [
+        {"name": each.name, "about": each.about, "reset": each.reset, "batch": each.batch_size, "paper": each.published}
+        for each in every
+    ]
 
 
 def _tables() -> Rows:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 WORKER_VARIABLES = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -38,6 +40,35 @@ def peak_memory() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024  # the one counts bytes, the others kilobytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+_STATUS, _REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def forget_peak() -> int | None:
+    """Give back what is free, forget the peak of memory so far, and return what is held now; None but on Linux.
+
+    A process that computes one thing after another would otherwise state the peak of the hungriest for all of them.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # each system fails in its own way
+        ctypes.CDLL(None).malloc_trim(0)
+        _REFERENCES.write_text("5")
+        return _held("VmRSS")
+    return None
+
+
+def peak_since() -> int | None:
+    """Return the most bytes held at once since :func:`forget_peak`; None but on Linux."""
+    with contextlib.suppress(OSError):
+        return _held("VmHWM")
+    return None
+
+
+def _held(name: str) -> int | None:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return 1024 * int(line.split()[1])
+    return None
 
 
 def gpus() -> list[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         register_corruption,
     )
     from offsupport.data.dataset import Arrays, Dataset
+    from offsupport.data.protocols import PROTOCOLS, Protocol, list_protocols
     from offsupport.data.sheet import contact_sheet
     from offsupport.data.spec import StreamSpec
     from offsupport.data.streams import Batch, Stream, stream, stream_arrays
@@ -29,6 +30,7 @@ _MODULES = {
     "catalog": ("list_datasets", "load", "register_dataset"),
     "corruptions": ("ALL", "EXTRA", "GROUPS", "STANDARD", "corrupt", "list_corruptions", "register_corruption"),
     "dataset": ("Arrays", "Dataset"),
+    "protocols": ("PROTOCOLS", "Protocol", "list_protocols"),
     "spec": ("StreamSpec",),
     "streams": ("Batch", "Stream", "stream", "stream_arrays"),
     "sheet": ("contact_sheet",),
@@ -39,16 +41,19 @@ __all__ = [
     "ALL",
     "EXTRA",
     "GROUPS",
+    "PROTOCOLS",
     "STANDARD",
     "Arrays",
     "Batch",
     "Dataset",
+    "Protocol",
     "Stream",
     "StreamSpec",
     "contact_sheet",
     "corrupt",
     "list_corruptions",
     "list_datasets",
+    "list_protocols",
     "load",
     "register_corruption",
     "register_dataset",

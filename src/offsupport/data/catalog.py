@@ -25,6 +25,7 @@ from offsupport.data.dataset import Arrays, Dataset
 from offsupport.data.digits import CLASSES, Digits
 from offsupport.data.pictures import RELEASE_QUALITY
 from offsupport.data.spec import SEVERITY, SourceChoice, StreamSpec
+from offsupport.data.tiny100 import Tiny100
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -215,6 +216,10 @@ def _stored_cifar(layout: cifar.CifarLayout, root: Path, corruption: str, severi
     return cifar.stored_corruption(root, layout, corruption, severity)
 
 
+def _tiny100(root: Path, split: str, _size: int | None) -> Dataset:
+    return Tiny100(root, split)
+
+
 def _imagenet(name: str, root: Path, split: str, _size: int | None) -> Dataset:
     return folders.open_imagenet(root, split, folders.imagenet_classes(name), name)
 
@@ -271,6 +276,23 @@ for _layout in (cifar.CIFAR10, cifar.CIFAR100):
             stored=partial(_stored_cifar, _layout),
         ),
     )
+_register(
+    "tiny100",
+    Entry(
+        about="100 classes of Tiny ImageNet, 32x32",
+        layout="tiny100/{train,test}_{images,labels}.npy and classes.json",
+        clean=_tiny100,
+    ),
+)
+_register(
+    "tiny100-c",
+    Entry(
+        about="tiny100 under the corruptions, 32x32; made on the fly from clean tiny100 where files are missing",
+        layout="tiny100-c/<corruption>.npy and labels.npy",
+        clean=_tiny100,
+        stored=partial(_stored_npy, "tiny100-c", _tiny100),
+    ),
+)
 for _name, _title in (("imagenet", "ImageNet"), ("imagenet100", "ImageNet-100 (Tian et al., 2020)")):
     _clean = partial(_imagenet, _name)
     _register(_name, Entry(about=f"{_title}, 224x224", layout="val/<wnid>/*.JPEG", clean=_clean))
@@ -379,11 +401,19 @@ class Access:
         """The clean split."""
         return self.entry.clean(self.place or Path(), self.spec.split, self.spec.size)
 
-    def open(self, corruption: str | None, severity: int) -> Dataset:
-        """Open the clean split, or a corruption of it: a stored one if one fits what is asked, else on the fly."""
+    def open(self, corruption: str | None, severity: int, over: tuple[str, int] | None = None) -> Dataset:
+        """Open the clean split, or a corruption of it: a stored one if one fits what is asked, else on the fly.
+
+        Args:
+            corruption: Its name; None for clean images.
+            severity: Its severity.
+            over: A corruption and its severity that come before it; the second is always made.
+        """
         if corruption is None:
             return self.clean
         self._check_severity(corruption, severity)
+        if over is not None:
+            return self._made(self.open(*over), corruption, severity)
         stored = self._stored(corruption, severity)
         if stored is not None:
             return stored
@@ -393,8 +423,11 @@ class Access:
                 f"(looked for {self.entry.layout or 'nothing'} in {self.place}).",
                 'Use source="auto" to compute it, or ask for the test split, severity 1 to 5, no block and no seed.',
             )
+        return self._made(self._clean_to_corrupt(corruption), corruption, severity)
+
+    def _made(self, base: Dataset, corruption: str, severity: int) -> Dataset:
         return Corrupted(
-            self._clean_to_corrupt(corruption),
+            base,
             corruption,
             severity,
             self.spec.corruption_seed or 0,

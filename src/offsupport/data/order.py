@@ -16,6 +16,9 @@ from offsupport.data.spec import CONCENTRATION, Order, StreamSpec
 MIXED = "mixed"
 """The domain name of batches that draw from several domains."""
 
+STEPS = 4
+"""Points of the way from one stage of pairs to the next; at each, more images have arrived there."""
+
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -46,7 +49,7 @@ def plan_sequence(stages: Sequence[tuple[int, str]], labels: Sequence[Labels], s
     plans: list[Plan] = []
     visits: dict[str, int] = {}
     for domain, name in stages:
-        chosen = _subset(len(labels[domain]), spec)
+        chosen = _subset(labels[domain], spec)
         # Each visit has a seed of its own, by name: a domain's order does not depend on which others come before it.
         visits[name] = visits.get(name, -1) + 1
         rng = np.random.default_rng(derive_seed("order", spec.seed, name, visits[name]))
@@ -57,13 +60,37 @@ def plan_sequence(stages: Sequence[tuple[int, str]], labels: Sequence[Labels], s
 
 def plan_mixed(labels: Sequence[Labels], spec: StreamSpec) -> Plan:
     """Plan all domains shuffled together, each with its own ``limit``; batches hold images of several domains."""
-    chosen = [_subset(len(of_domain), spec) for of_domain in labels]
+    chosen = [_subset(of_domain, spec) for of_domain in labels]
     rows = np.concatenate(chosen)
     domain = np.repeat(np.arange(len(labels), dtype=np.int64), [len(part) for part in chosen])
     pooled = np.concatenate([of_domain[part] for of_domain, part in zip(labels, chosen, strict=True)])
     rng = np.random.default_rng(derive_seed("order", spec.seed, MIXED, 0))
     shuffled = permutation(pooled, spec.order, rng, spec.concentration)
     return Plan(domain[shuffled], rows[shuffled], _bounds(len(rows), spec.batch_size))
+
+
+def plan_pairs(stages: Sequence[int], labels: Labels, spec: StreamSpec) -> Plan:
+    """Plan a stream that glides from stage to stage and from the last to the first; batches do not wait for it.
+
+    A severity between two whole ones is dealt out image by image: at the third of four points, half of the images have
+    arrived at the next stage. Images are drawn anew at each point.
+
+    Args:
+        stages: The domains on the way, as positions among them.
+        labels: The labels, which all domains share.
+        spec: Order, seed, limit and batch size.
+    """
+    count = len(labels) if spec.limit is None else min(spec.limit, len(labels))
+    domain, rows = [], []
+    for point in range(STEPS * len(stages)):
+        rng = np.random.default_rng(derive_seed("pairs", spec.seed, point))
+        drawn = rng.permutation(len(labels))[:count].astype(np.int64)
+        rows.append(drawn[permutation(labels[drawn], spec.order, rng, spec.concentration)])
+        here, share = divmod(point, STEPS)
+        arrived = rng.random(count) < share / STEPS
+        domain.append(np.where(arrived, stages[(here + 1) % len(stages)], stages[here]).astype(np.int64))
+    every = np.concatenate(rows)
+    return Plan(np.concatenate(domain), every, _bounds(len(every), spec.batch_size))
 
 
 def permutation(labels: Labels, order: Order, rng: np.random.Generator, concentration: float | None = None) -> Integers:
@@ -101,13 +128,31 @@ def _dirichlet(labels: Labels, shuffled: Integers, rng: np.random.Generator, con
     return np.concatenate([rng.permutation(np.concatenate(slot)) for slot in slots]).astype(np.int64)
 
 
-def _subset(n: int, spec: StreamSpec) -> Integers:
-    """Rows that ``limit`` keeps: the same for every domain of this length, so that comparisons are paired."""
+def _subset(labels: Labels, spec: StreamSpec) -> Integers:
+    """Rows that ``limit`` and ``imbalance`` keep: the same for every such domain, so that comparisons are paired."""
+    n = len(labels)
     if spec.limit is None or spec.limit >= n:
-        return np.arange(n, dtype=np.int64)
-    # The first of one permutation, so that a smaller limit is a subset of a larger one.
-    rng = np.random.default_rng(derive_seed("limit", spec.seed))
-    return np.sort(rng.permutation(n)[: spec.limit]).astype(np.int64)
+        kept = np.arange(n, dtype=np.int64)
+    else:
+        # The first of one permutation, so that a smaller limit is a subset of a larger one.
+        rng = np.random.default_rng(derive_seed("limit", spec.seed))
+        kept = np.sort(rng.permutation(n)[: spec.limit]).astype(np.int64)
+    return kept if spec.imbalance is None else kept[_thinned(labels[kept], spec.imbalance, spec.seed)]
+
+
+def _thinned(labels: Labels, imbalance: float, seed: int) -> Integers:
+    """Return the places that stay where the shares of the classes fall from 1 to 1/imbalance, each by the same factor.
+
+    Which classes are frequent is drawn once, and the same in every domain.
+    """
+    rng = np.random.default_rng(derive_seed("imbalance", seed))
+    classes = rng.permutation(np.unique(labels))
+    kept = []
+    for rank, label in enumerate(classes):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        share = imbalance ** (-rank / max(len(classes) - 1, 1))
+        kept.append(members[: max(1, round(share * len(members)))])
+    return np.sort(np.concatenate(kept)).astype(np.int64)
 
 
 def _bounds(n: int, batch_size: int) -> Integers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from offsupport.core.config import build
@@ -11,8 +11,8 @@ from offsupport.core.errors import ConfigError, nearest
 
 Order: TypeAlias = Literal["iid", "sorted", "dirichlet"]
 ORDERS: tuple[Order, ...] = ("iid", "sorted", "dirichlet")
-Schedule: TypeAlias = Literal["sequence", "mixed", "ramp"]
-SCHEDULES: tuple[Schedule, ...] = ("sequence", "mixed", "ramp")
+Schedule: TypeAlias = Literal["sequence", "mixed", "ramp", "pairs"]
+SCHEDULES: tuple[Schedule, ...] = ("sequence", "mixed", "ramp", "pairs")
 SourceChoice: TypeAlias = Literal["auto", "files", "generated"]
 SOURCES: tuple[SourceChoice, ...] = ("auto", "files", "generated")
 
@@ -33,14 +33,25 @@ class Stage(NamedTuple):
     corruption: str | None
     severity: int
     """0 for clean data."""
+    over: tuple[str, int] | None = None
+    """A corruption and its severity that the images had before, where two come one over the other."""
 
     @staticmethod
     def from_json(values: list[Any]) -> Stage:
         """Return what a file says of a domain; values of another kind are a TypeError."""
-        name, corruption, severity = values
+        name, corruption, severity, *before = values
         if not (type(name) is str and type(severity) is int and (corruption is None or type(corruption) is str)):
             raise TypeError(f"{values} is no domain")
-        return Stage(name, corruption, severity)
+        if not before:
+            return Stage(name, corruption, severity)
+        [(first, level)] = before
+        if not (type(first) is str and type(level) is int and corruption is not None):
+            raise TypeError(f"{values} is no domain")
+        return Stage(name, corruption, severity, (first, level))
+
+    def to_json(self) -> list[Any]:
+        """Return it as a file holds it; two corruptions are said only where there are two."""
+        return list(self[:3]) if self.over is None else [*self[:3], list(self.over)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +82,19 @@ class StreamSpec:
     order: Order = "iid"
     """``iid``, ``sorted`` by label, or ``dirichlet`` (neighbours alike)."""
     schedule: Schedule = "sequence"
-    """One domain after the other, all ``mixed``, or a ``ramp`` from severity 1 up and back for each corruption."""
+    """One domain after the other, all ``mixed``, a ``ramp`` from severity 1 up and back for each corruption, or
+    ``pairs``, where each corruption fades while the next one grows."""
+    visits: int = 1
+    """How often the whole schedule comes, in another order of the images each time."""
     concentration: float | None = None
     """Of the Dirichlet order: small is bursty, large approaches ``iid``; None for other orders."""
     seed: int = 0
     """Of the order and of ``limit``."""
     limit: int | None = None
-    """Keep a random subset of this many images in each domain, the same images in each."""
+    """Keep a random subset of this many images in each domain, the same images in each; of ``pairs``, draw so many anew
+    at each of the four steps from one severity to the next."""
+    imbalance: float | None = None
+    """Of what is kept, the most frequent class comes so many times as often as the rarest; None leaves them alone."""
     batch_size: int = 128
     """1 upwards; the last batch of a domain keeps what is left."""
 
@@ -114,13 +131,18 @@ class StreamSpec:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> StreamSpec:
-        """Return the options that ``dataclasses.asdict`` wrote; values of another kind are refused by name."""
+        """Return the options that :meth:`to_json` wrote; values of another kind are refused by name."""
         lists = {name: tuple(values[name]) for name in ("corruptions", "severities")}
         spec = build(StreamSpec, {**values, **lists}, "the stream")
         for name, kind in (("corruptions", str), ("severities", int)):
             if not all(type(value) is kind for value in lists[name]):
                 raise ConfigError(f"The {name} of the stream are {list(lists[name])}.", f"Each is {kind.__name__}.")
         return spec
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as a file holds them; those that came after 0.2.0 only where they are used."""
+        later = {"visits": StreamSpec.visits, "imbalance": StreamSpec.imbalance}
+        return {name: value for name, value in asdict(self).items() if later.get(name, ...) != value}
 
     def check(self) -> None:
         """Refuse what no stream can be.
@@ -130,7 +152,8 @@ class StreamSpec:
         for kind, value, known in (("order", self.order, ORDERS), ("schedule", self.schedule, SCHEDULES)):
             if value not in known:
                 raise ConfigError(f"Unknown {kind} {value!r}.", nearest(value, known))
-        for kind, number in (("batch_size", self.batch_size), ("limit", self.limit), ("block", self.block)):
+        counts = (("batch_size", self.batch_size), ("limit", self.limit), ("block", self.block))
+        for kind, number in (*counts, ("visits", self.visits), ("imbalance", self.imbalance)):
             if number is not None and number < 1:
                 raise ConfigError(f"{kind} is {number}.", "It must be at least 1.")
         if self.concentration is not None and not self.concentration > 0:
@@ -138,17 +161,44 @@ class StreamSpec:
         if not self.corruptions and (self.block is not None or self.schedule != "sequence"):
             asked = "block" if self.block is not None else f"schedule={self.schedule!r}"
             raise ConfigError(f"{asked} needs a corruption.", "Add corruption=..., one name or several.")
+        if self.schedule == "mixed" and self.visits > 1:
+            raise ConfigError(f"visits is {self.visits}, and all is mixed.", "Leave visits out, or the schedule.")
+        if self.schedule == "pairs" and (len(self.corruptions) < 2 or self.imbalance is not None):
+            raise ConfigError(
+                f"Pairs of {len(self.corruptions)} corruption{'s' * (len(self.corruptions) != 1)}, imbalance "
+                f"{self.imbalance}.",
+                "Name at least two corruptions, and leave imbalance out.",
+            )
 
     def stages(self) -> list[Stage]:
-        """Return the domains in the order of their visits; a ramp comes back to some."""
+        """Return the domains in the order of their visits; a ramp comes back to some, and further visits to all."""
         if not self.corruptions:
-            return [Stage(CLEAN, None, 0)]
+            return [Stage(CLEAN, None, 0)] * self.visits
         severities = list(self.severities)
-        if self.schedule == "ramp":
+        if self.schedule in ("ramp", "pairs"):
             if len(severities) != 1:
-                raise ConfigError(f"A ramp has one peak, got severities {severities}.", "Give its highest severity.")
+                raise ConfigError(
+                    f"A schedule of {self.schedule} has one peak, got severities {severities}.",
+                    "Give its highest severity.",
+                )
+            if self.schedule == "pairs":
+                return self._pairs(severities[0]) * self.visits
             severities = [*range(1, severities[0]), *range(severities[0], 0, -1)]
-        return [Stage(f"{c}/{s}", c, s) for c in self.corruptions for s in severities]
+        return [Stage(f"{c}/{s}", c, s) for c in self.corruptions for s in severities] * self.visits
+
+    def _pairs(self, peak: int) -> list[Stage]:
+        """Return each corruption at its peak, and the pairs by which it gives way to the next, the last to the first.
+
+        The two severities of a pair add up to the peak.
+        """
+        found = []
+        for first, second in zip(self.corruptions, self.corruptions[1:] + self.corruptions[:1], strict=True):
+            found.append(Stage(f"{first}/{peak}", first, peak))
+            found += [
+                Stage(f"{first}/{peak - grown}+{second}/{grown}", second, grown, (first, peak - grown))
+                for grown in range(1, peak)
+            ]
+        return found
 
 
 def _several(value: Any, kind: str, verb: str) -> tuple[Any, ...]:

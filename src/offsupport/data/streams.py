@@ -21,7 +21,7 @@ from offsupport.core.ownership import foreign, is_own_json
 from offsupport.data.catalog import Access
 from offsupport.data.corrupted import Corrupted
 from offsupport.data.dataset import Arrays, Dataset
-from offsupport.data.order import MIXED, Plan, plan_mixed, plan_sequence
+from offsupport.data.order import MIXED, Plan, plan_mixed, plan_pairs, plan_sequence
 from offsupport.data.spec import ARRAYS, CONCENTRATION, SEVERITY, Order, Schedule, SourceChoice, Stage, StreamSpec
 
 STREAM_FORMAT = "offsupport-stream-1"
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody calls here
     """Rows of the data set, int64 (batch,)."""
     domain: str
-    """Corruption and severity (``fog/5``), ``clean``, or ``mixed``."""
+    """Corruption and severity (``fog/5``), ``clean``, ``mixed``, or ``pairs``."""
 
 
 class Stream:
@@ -94,6 +94,8 @@ class Stream:
         labels = [domain.dataset.labels for domain in domains]
         if spec.schedule == "mixed":
             plan = plan_mixed(labels, spec)
+        elif spec.schedule == "pairs":
+            plan = plan_pairs([distinct.index(stage) for stage in stages], labels[0], spec)
         else:
             plan = plan_sequence([(distinct.index(stage), stage.name) for stage in stages], labels, spec)
         return Stream(domains, plan, spec)
@@ -166,7 +168,8 @@ class Stream:
         return x, y
 
     def _domain_name(self, image: int) -> str:
-        return MIXED if self.spec.schedule == MIXED else self.domains[self.plan.domain[image]].name
+        mingled = self.spec.schedule in (MIXED, "pairs")
+        return self.spec.schedule if mingled else self.domains[self.plan.domain[image]].name
 
     def shard(self, number: int, of: int) -> Stream:
         """Return every ``of``-th image from image ``number`` on; batches keep those of their images that are in it."""
@@ -199,8 +202,8 @@ class Stream:
         """Write the stream as JSON: its options, its order in full, and the hashes of both data and order."""
         saved = {
             "format": STREAM_FORMAT,
-            "recipe": dataclasses.asdict(self.spec),  # the key that every saved stream has
-            "stages": [list(domain.stage) for domain in self.domains],
+            "recipe": self.spec.to_json(),  # the key that every saved stream has
+            "stages": [domain.stage.to_json() for domain in self.domains],
             "plan": {name: part.tolist() for name, part in self.plan._asdict().items()},
             "sha256": self.sha256,
             "order_hash": self.order_hash,
@@ -269,7 +272,7 @@ def _open(
     if spec.dataset == ARRAYS:
         return [Domain(stage, _corrupted_arrays(spec, arrays, stage, frost_dir)) for stage in stages]
     access = Access(spec, root, frost_dir)
-    return [Domain(stage, access.open(stage.corruption, stage.severity)) for stage in stages]
+    return [Domain(stage, access.open(*stage[1:])) for stage in stages]
 
 
 def _corrupted_arrays(spec: StreamSpec, arrays: Dataset | None, stage: Stage, frost_dir: Path | str | None) -> Dataset:
@@ -280,8 +283,11 @@ def _corrupted_arrays(spec: StreamSpec, arrays: Dataset | None, stage: Stage, fr
         )
     if stage.corruption is None:
         return arrays
-    seed = spec.corruption_seed or 0
-    return Corrupted(arrays, stage.corruption, stage.severity, seed, block=spec.block, frost_dir=frost_dir)
+    made = arrays
+    for corruption, severity in (*([stage.over] if stage.over else []), (stage.corruption, stage.severity)):
+        seed = spec.corruption_seed or 0
+        made = Corrupted(made, corruption, severity, seed, block=spec.block, frost_dir=frost_dir, name=f"{ARRAYS}-c")
+    return made
 
 
 # The two ways to make a stream: from a data set by name, and from a pair of arrays.
@@ -297,8 +303,10 @@ def stream(
     seed: int = StreamSpec.seed,
     order: Order = StreamSpec.order,
     schedule: Schedule = StreamSpec.schedule,
+    visits: int = StreamSpec.visits,
     concentration: float = CONCENTRATION,
     limit: int | None = StreamSpec.limit,
+    imbalance: float | None = StreamSpec.imbalance,
     block: int | None = StreamSpec.block,
     split: str = StreamSpec.split,
     source: SourceChoice = StreamSpec.wanted_source,
@@ -317,9 +325,13 @@ def stream(
         seed: Of the order and of ``limit``.
         order: ``iid``, ``sorted`` by label, or ``dirichlet`` (neighbours alike).
         schedule: ``sequence`` shows one domain after the other, ``mixed`` shuffles them together, ``ramp`` climbs from
-            severity 1 to ``severity`` and back for each corruption.
+            severity 1 to ``severity`` and back for each corruption, ``pairs`` has each corruption fade while the next
+            one grows.
+        visits: How often the whole schedule comes.
         concentration: Of the Dirichlet order: small is bursty, large approaches ``iid``.
-        limit: Keep a random subset of this many images in each domain (the same images in each).
+        limit: Keep a random subset of this many images in each domain (the same images in each; of ``pairs``, others
+            at each point).
+        imbalance: The most frequent class comes so many times as often as the rarest; None leaves them alone.
         block: Corrupt only a square of this side at a random place of each image.
         split: ``test`` or ``train``.
         source: ``files`` insists on stored corruptions, ``generated`` on computing them; ``auto`` takes files where
@@ -344,9 +356,11 @@ def stream(
         size=size,
         order=order,
         schedule=schedule,
+        visits=visits,
         concentration=concentration,
         seed=seed,
         limit=limit,
+        imbalance=imbalance,
         batch_size=batch_size,
     )
     return Stream.of(spec, root, frost_dir=frost_dir)
@@ -363,8 +377,10 @@ def stream_arrays(
     seed: int = StreamSpec.seed,
     order: Order = StreamSpec.order,
     schedule: Schedule = StreamSpec.schedule,
+    visits: int = StreamSpec.visits,
     concentration: float = CONCENTRATION,
     limit: int | None = StreamSpec.limit,
+    imbalance: float | None = StreamSpec.imbalance,
     block: int | None = StreamSpec.block,
     corruption_seed: int = 0,
     frost_dir: Path | str | None = None,
@@ -381,8 +397,10 @@ def stream_arrays(
         seed: As in :func:`stream`.
         order: As in :func:`stream`.
         schedule: As in :func:`stream`.
+        visits: As in :func:`stream`.
         concentration: As in :func:`stream`.
         limit: As in :func:`stream`.
+        imbalance: As in :func:`stream`.
         block: As in :func:`stream`.
         corruption_seed: Of the corruptions' random draws.
         frost_dir: As in :func:`stream`.
@@ -397,9 +415,11 @@ def stream_arrays(
         wanted_source="generated",
         order=order,
         schedule=schedule,
+        visits=visits,
         concentration=concentration,
         seed=seed,
         limit=limit,
+        imbalance=imbalance,
         batch_size=batch_size,
     )
     return Stream.of(spec, arrays=Arrays(images, labels, classes), frost_dir=frost_dir)

@@ -25,6 +25,8 @@ from offsupport.nn.normalized import (
     CIFAR100_STD,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    TINY100_MEAN,
+    TINY100_STD,
     Normalized,
 )
 from offsupport.nn.projected import WithProjection, projection_head
@@ -42,6 +44,7 @@ WIDEST = 64
 NORMALIZATIONS = {
     "cifar10": (CIFAR10_MEAN, CIFAR10_STD),
     "cifar100": (CIFAR100_MEAN, CIFAR100_STD),
+    "tiny100": (TINY100_MEAN, TINY100_STD),
     "imagenet": (IMAGENET_MEAN, IMAGENET_STD),
     "efficientnet-lite": (LITE0_MEAN, LITE0_STD),
     "digits": ((0.5,) * 3, (0.5,) * 3),

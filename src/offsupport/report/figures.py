@@ -45,7 +45,7 @@ L = TypeVar("L")
 Interval = tuple[float, float, float]
 """A value, its lower and its upper bound."""
 
-_WIDTH = 5.3
+WIDTH = 5.3
 """Inches at which an 11 point letter is still readable on a phone."""
 _LINE = 0.23
 """Inches of a line of the legend; two of them have room without asking."""
@@ -111,7 +111,7 @@ def intervals(series: Mapping[str, Mapping[str, Interval]], label: str = "error 
     groups = list(dict.fromkeys(group for values in series.values() for group in values))
     step = 0.8 / max(len(series), 1)
     height = 1.1 + max(0.34, 0.13 * len(series) + 0.1) * max(len(groups), 1)
-    with canvas(_WIDTH, height) as (figure, axes):
+    with canvas(WIDTH, height) as (figure, axes):
         for i, (name, values) in enumerate(series.items()):
             found = [(groups.index(group), *interval) for group, interval in values.items()]
             at, value, low, high = np.array(found, dtype=float).reshape(-1, 4).T
@@ -150,7 +150,7 @@ def traces(
     """
     from matplotlib.ticker import MaxNLocator
 
-    with canvas(_WIDTH, 3.3) as (figure, axes):
+    with canvas(WIDTH, 3.3) as (figure, axes):
         for i, (name, values) in enumerate(series.items()):
             x = np.arange(1, len(values) + 1)
             axes.plot(
@@ -188,7 +188,7 @@ def curves(
         marks: Positions to draw a line at, by what they are.
         ticks: What is written at which position, where it is not the number itself.
     """
-    with canvas(_WIDTH, 3.6) as (figure, axes):
+    with canvas(WIDTH, 3.6) as (figure, axes):
         for i, (name, points) in enumerate(series.items()):
             x = sorted(points)
             value, low, high = np.array([points[at] for at in x], dtype=float).T
@@ -214,7 +214,7 @@ def heat_map(table: Mapping[str, Mapping[str, float]], label: str, full: float =
         full: The size from which on a field has its full colour.
     """
     columns = list(dict.fromkeys(column for line in table.values() for column in line))
-    with canvas(_WIDTH, 0.8 + 0.24 * max(len(table), 1)) as (figure, axes):
+    with canvas(WIDTH, 0.8 + 0.24 * max(len(table), 1)) as (figure, axes):
         for y, line in enumerate(table.values()):
             for x, column in enumerate(columns):
                 if column in line:
@@ -243,7 +243,7 @@ def histogram(series: Mapping[str, Sequence[float]], x_label: str, bins: int = 4
         bins: Into how many parts of equal width the range of all values is cut.
     """
     edges = np.histogram_bin_edges(np.concatenate([np.asarray(values) for values in series.values()]), bins)
-    with canvas(_WIDTH, 3.3) as (figure, axes):
+    with canvas(WIDTH, 3.3) as (figure, axes):
         for i, (name, values) in enumerate(series.items()):
             shares = 100 * np.histogram(values, edges)[0] / len(values)
             axes.stairs(shares, edges, label=_short(name), linewidth=1.6, color=style(i)["color"])

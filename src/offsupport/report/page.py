@@ -122,6 +122,7 @@ class Table:
         text_columns: How many columns from the left hold words; the others are set as numbers.
         stacked: Whether a row becomes a block of lines on a phone; for tables with sentences in them.
         folded: Where given, the table is folded away under these words.
+        filters: Columns by which rows can be left out: by their words, or where all are numbers by the largest.
     """
 
     columns: Sequence[str]
@@ -130,6 +131,7 @@ class Table:
     text_columns: int = 1
     stacked: bool = False
     folded: str = ""
+    filters: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,30 @@
     body.append(...rows.map((each) => each.row));
   };
 
+  // Filters: a column of numbers is cut off at one of them, any other asks for one of its words.
+  const filter = (bar) => {
+    const rows = [...bar.nextElementSibling.querySelector("tbody").rows];
+    const asked = [...bar.querySelectorAll("select")].filter((each) => each.value !== "");
+    const fits = (row, each) => {
+      const key = keyOf(row, Number(each.dataset.column));
+      return each.dataset.most ? typeof key === "number" && key <= Number(each.value) : String(key) === each.value;
+    };
+    for (const row of rows) row.hidden = !asked.every((each) => fits(row, each));
+    bar.querySelector("output").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
+  };
+  for (const bar of document.querySelectorAll(".filters")) {
+    const rows = [...bar.nextElementSibling.querySelector("tbody").rows];
+    for (const select of bar.querySelectorAll("select")) {
+      const keys = [...new Set(rows.map((row) => keyOf(row, Number(select.dataset.column))))].filter((key) => key !== "");
+      if (keys.length && keys.every((key) => typeof key === "number")) {
+        select.dataset.most = "1";
+        const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].filter((step) => keys.some((key) => key > step) && keys.some((key) => key <= step));
+        for (const step of steps) select.append(new Option(`at most ${step}`, step));
+      } else for (const key of keys) select.append(new Option(key, key));
+    }
+    filter(bar);
+  }
+
   // The drawer: what is behind a number.
   const given = document.getElementById("sources");
   const sources = given ? JSON.parse(given.textContent) : null;
@@ -90,6 +114,10 @@
     }
   }
 
+  document.addEventListener("change", (event) => {
+    const bar = event.target.closest(".filters");
+    if (bar) filter(bar);
+  });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (button && button.classList.contains("sort")) sort(button.closest("th"));

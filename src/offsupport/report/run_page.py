@@ -22,6 +22,7 @@ from offsupport.core.escaping import escape
 from offsupport.core.ownership import require_own
 from offsupport.core.registry import names_code
 from offsupport.report import figures, page
+from offsupport.report.frontier import frontier_sections
 from offsupport.report.page import Badge, Download, Figure, Page, Section, Tile, Value
 from offsupport.report.tables import (
     EXPORT_MARKS,
@@ -71,7 +72,12 @@ def run_page(title: str, about: str, measured: Measured, status: Status, request
     """
     rows, done = measured.rows, status.done
     sections = [*_claims(measured.claims), *_result(rows, done), *map(_listed, measured.listings)]
-    sections += [*figures.regret_sections(done), *figures.constraint_sections(done), *figures.theory_sections(done)]
+    sections += [
+        *frontier_sections(done),
+        *figures.regret_sections(done),
+        *figures.constraint_sections(done),
+        *figures.theory_sections(done),
+    ]
     sections += [figures.episode_section(record) for record in done if record.cell.kind == "episode"]
     sections += [*_cost(done), *_unfinished(status)]
     return Page(
@@ -88,7 +94,14 @@ def run_page(title: str, about: str, measured: Measured, status: Status, request
 def _listed(listing: Listing) -> Section:
     body = [[plain_text(value) for value in line] for line in listing.lines]
     folded = f"All {len(body)} lines" if len(body) > LONG else ""
-    return Section(listing.title.capitalize(), tables=[page.Table(listing.columns, body, folded=folded)])
+    words = 1
+    while (
+        listing.filters and words < len(listing.columns) and all(isinstance(line[words], str) for line in listing.lines)
+    ):
+        words += 1
+    folded = "" if listing.filters else folded  # whoever leaves lines out wants to see the rest
+    table = page.Table(listing.columns, body, text_columns=words, folded=folded, filters=listing.filters)
+    return Section(listing.title.capitalize(), tables=[table])
 
 
 def _tiles(measured: Measured, status: Status) -> list[Tile]:
@@ -253,7 +266,9 @@ def command(request: Request, records: Sequence[Record], folder: str = "cells") 
     """Return what to type to compute results again, into a folder of their own."""
     if not request.table:
         return _bench_command(records) or _rerun(records, folder)
-    asked = {name: value for name, value in dataclasses.asdict(request.options).items() if value}
+    narrow = TABLES[request.table].asked
+    wanted = narrow(records) if narrow and records else request.options
+    asked = {name: value for name, value in dataclasses.asdict(wanted).items() if value}
     asked |= {name: ",".join(value) for name, value in asked.items() if isinstance(value, tuple)}
     options = {"scale": request.scale, **asked, **_data(records), "out": "again"}
     return f"offsupport reproduce {request.table} {_typed(options)}"
@@ -397,7 +412,8 @@ def _page_of(run: Run) -> tuple[Page, Measured]:
     request = Request.of(run.store.request())
     if request.table:
         table = TABLES[request.table]
-        status = _parsed(run.status(table.cells(request.scale, request.options)))
+        cells = table.cells(request.scale, request.options) if table.asked is None else None
+        status = _parsed(run.status(cells))
         measured = table.measure(request.scale, status.done)
         title, about = table.title, _about(request, table.scales[request.scale])
     else:

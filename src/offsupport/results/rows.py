@@ -82,11 +82,13 @@ class Listing:
         name: Its key in JSON.
         columns: What each value of a line is.
         lines: The values; all lines are as long as ``columns``.
+        filters: Columns by which a page offers to leave lines out.
     """
 
     name: str
     columns: tuple[str, ...]
     lines: Sequence[tuple[Any, ...]]
+    filters: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

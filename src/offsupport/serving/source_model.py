@@ -16,7 +16,7 @@ from offsupport.data.folders import CROP, RESIZE, imagenet_class_names
 from offsupport.nn.loading import load_model
 
 IMAGENET = "imagenet"
-_SIDES = {"digits": 32, "cifar10": 32, "cifar100": 32, IMAGENET: CROP}
+_SIDES = {"digits": 32, "cifar10": 32, "cifar100": 32, "tiny100": 32, IMAGENET: CROP}
 """Side of the images of the data sets that models of ours are trained on."""
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CLASSES = {"digits": tuple("0123456789"), "cifar10": _CIFAR10}

@@ -168,7 +168,9 @@ def _text(warning: warnings.WarningMessage) -> str:
     return str(warning.message)
 
 
-def adapter_of(config: AdaptConfig, model: nn.Module, place: Place, *, trusted: bool = True) -> Adapter:
+def adapter_of(
+    config: AdaptConfig, model: nn.Module, place: Place, *, trusted: bool = True, window: int = 0
+) -> Adapter:
     """Wrap the model; a method that can use source statistics gets them from the clean data."""
     from offsupport.methods import METHODS, adapt
 
@@ -177,7 +179,7 @@ def adapter_of(config: AdaptConfig, model: nn.Module, place: Place, *, trusted: 
     if (moments or METHODS[config.method].info.source != "none") and config.source_images:
         stats = stats_of(config, model, place, labelled=METHODS[config.method].watches > 1)
     options: dict[str, Any] = {"preset": config.preset, "source": stats, "seed": config.seed, "trusted": trusted}
-    return adapt(model, config.method, **options, **config.hyper)
+    return adapt(model, config.method, **options, window=window, **config.hyper)
 
 
 def our_methods() -> list[str]:

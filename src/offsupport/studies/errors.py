@@ -110,9 +110,14 @@ def mixed_weights(records: Iterable[Record]) -> list[str]:
     ]
 
 
-def estimate(parts: Sequence[Part]) -> Estimate:
-    """Return the error averaged over parts: Wilson's interval for one, else a bootstrap over images."""
-    if len(parts) == 1:
+def estimate(parts: Sequence[Part], *, repeated: bool = False) -> Estimate:
+    """Return the error averaged over parts: Wilson's interval for one, else a bootstrap over images.
+
+    Args:
+        parts: What is averaged.
+        repeated: An image may come several times within a part: then images are drawn for a single one as well.
+    """
+    if len(parts) == 1 and not repeated:
         _, correct = parts[0].images
         wrong = int((~correct).sum())
         low, high = wilson(wrong, len(correct))

@@ -57,6 +57,8 @@ class Table:
         claims: The claims that can be checked with these results.
         listings: What else ``reproduce --json`` prints; follows from the package alone.
         summaries: The same, where it follows from the results.
+        asked: Given, its page shows all that its folder holds instead of what was asked for last; it returns the
+            options that ask for some results alone.
         scales: The scales it can run at, with a line about each.
         options: The fields of :class:`TableOptions` it knows.
         record: Whether it records how settings were chosen, or what a result is sensitive to, rather than being
@@ -70,6 +72,7 @@ class Table:
     claims: Callable[[Sequence[Record]], list[Claim]] = _no_claims
     listings: Callable[[], list[Listing]] = _no_listings
     summaries: Callable[[Sequence[Record]], list[Listing]] = _no_summaries
+    asked: Callable[[Sequence[Record]], TableOptions] | None = None
     scales: Mapping[str, str] = field(default_factory=lambda: {"smoke": "as declared"})
     options: frozenset[str] = frozenset()
     record: bool = False

@@ -20,7 +20,7 @@ class Recipe:
 
     about: str
     """One line for people."""
-    dataset: Literal["digits", "cifar10", "cifar100"]
+    dataset: Literal["digits", "cifar10", "cifar100", "tiny100"]
     """What it is trained on."""
     network: str
     """Name of the architecture (``resnet18x0.25``)."""

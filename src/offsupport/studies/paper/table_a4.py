@@ -66,7 +66,7 @@ register_table(
     Table(
         name="tableA4",
         title="Test-time adaptation methods, corruption by corruption (severity 5, online)",
-        scales={scale: f"{about}; one seed" for scale, about in table2.TABLE.scales.items()},
+        scales={scale: f"{about.partition(';')[0]}; one seed" for scale, about in table2.TABLE.scales.items()},
         options=frozenset({"methods", "seeds"}),
         grid=grid,
         rows=lambda records: error_rows(records, PRINTED),
