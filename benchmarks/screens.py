@@ -37,7 +37,8 @@ LOOK = """<meta name="viewport" content="width=device-width"><meta name="color-s
 body { max-width: 54rem; margin: 1.5rem auto; padding: 0 1rem; font: 16px/1.55 system-ui, sans-serif; }
 img { max-width: 100%; } p > img:not([src$=svg]) { background: #fff; }
 pre { padding: .8rem; background: #8881; white-space: pre-wrap; overflow-wrap: anywhere; } code { font-size: .88em; }
-table { border-collapse: collapse; } td, th { border: 1px solid #8884; padding: .3rem .7rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+td, th { border: 1px solid #8884; padding: .3rem .7rem; }
 </style>"""
 """About what a page that shows READMEs makes of them."""
 
@@ -105,15 +106,16 @@ def watched() -> Iterator[str]:
     labels = torch.from_numpy(data.labels[known])
     stats = offsupport.source_stats(model, data.tensor(known).split(64), "auto", labels=labels)
     adapted = offsupport.adapt(model, source=stats)
-    with Service(adapted, size=32, names=list("0123456789"), model="zoo:digits-small") as service:
-        with listening(make_app(service)) as url:
-            for corruption in (None, "fog"):
-                pixels = data.images(shown)
-                pixels = pixels if corruption is None else offsupport.data.corrupt(pixels, corruption, severity=4)
-                x = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float() / 255
-                for batch in x.split(16):
-                    service.predict(batch)
-            yield url
+    opened = Service(adapted, size=32, names=list("0123456789"), model="zoo:digits-small")
+    with opened as service, listening(make_app(service)) as url:
+        for corruption in (None, "fog"):
+            pixels = data.images(shown)
+            pixels = pixels if corruption is None else offsupport.data.corrupt(pixels, corruption, severity=4)
+            x = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float() / 255
+            for batch in x.split(32):
+                service.predict(batch)
+                time.sleep(1.1)  # a point of the curves each second
+        yield url
 
 
 if __name__ == "__main__":
