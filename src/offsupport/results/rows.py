@@ -130,8 +130,8 @@ class Measured:
 
 def shifted(found: Estimate, by: float) -> Estimate:
     """Return an estimate less a bound, which it remembers."""
-    ends = {"value": found.value - by, "low": found.low - by, "high": found.high - by}
-    return replace(found, **ends, bound=found.bound + by)
+    value, low, high = found.value - by, found.low - by, found.high - by
+    return replace(found, value=value, low=low, high=high, bound=found.bound + by)
 
 
 def negated(found: Estimate) -> Estimate:
