@@ -139,13 +139,13 @@ def overview(found: dict[str, Any], stream: list[tuple[torch.Tensor, torch.Tenso
     import matplotlib.pyplot as plt
 
     places = np.arange(BATCH, len(found["wrong"]["source"]) + 1, BATCH)
-    figure, (top, axes) = plt.subplots(2, 1, figsize=(9, 3.9), height_ratios=(1, 5.2), sharex=True, dpi=160)
+    figure, (top, axes) = plt.subplots(2, 1, figsize=(9, 3.9), height_ratios=(0.82, 5.3), sharex=True, dpi=130)
     for i, (stage, (x, _)) in enumerate(zip(STAGES, stream, strict=True)):
         side = IMAGES / SAMPLES
         for j in range(SAMPLES):
             left = i * IMAGES + j * side
             top.imshow(x[j].permute(1, 2, 0).numpy(), extent=(left + 6, left + side - 6, 0, 1), aspect="auto")
-        top.text((i + 0.5) * IMAGES, 1.12, SHORT[stage], ha="center", fontsize=11)
+        top.text((i + 0.5) * IMAGES, 1.15, SHORT[stage], ha="center", fontsize=11)
         axes.axvline(i * IMAGES, color="#cccccc", linewidth=0.8, zorder=0)
     top.set(xlim=(0, IMAGES * len(STAGES)), ylim=(0, 1))
     top.axis("off")

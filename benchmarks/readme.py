@@ -8,8 +8,6 @@ Runs the snippets and `offsupport demo`, writes results/demo.json and puts what 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import re
 import subprocess
@@ -18,22 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
+from cells import PART, filled
 
 from offsupport.core.files import write_text
 
 ROOT = Path(__file__).parents[1]
-TAIL = re.compile(r" in [\d.]+ s$", re.MULTILINE)
-"""How long it took, which no two runs agree on."""
-
-
-def printed(snippet: str) -> str:
-    """Return what a snippet prints, without times."""
-    torch.set_num_threads(1)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(snippet, {})
-    return TAIL.sub("", out.getvalue())
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -63,17 +50,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     arguments = parser.parse_args()
     readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    outputs = dict(zip(("output", "output: tables"), map(printed, snippets), strict=True))
+    text = filled(readme.read_text(encoding="utf-8"))
+    outputs = [part["shown"] for part in PART.finditer(text) if part["shown"] is not None]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "offsupport", "demo", "--out", folder, "--json"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout)
     kept = {name: found[name] for name in ("about", "results", "total", "estimates")}
     write_text(ROOT / "results" / "demo.json", json.dumps(kept, indent=1) + "\n")  # stages in their order
-    for name, output in outputs.items():
-        text = between(text, name, f"```text\n{output}```\n")
     write_text(readme, between(text, "demo table", table(found["results"])))
     print(json.dumps({"printed": outputs, "total": found["total"]}, indent=None if arguments.json else 1))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,8 @@ _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 _ROLE = re.compile(r":(?:func|class|meth|mod|data|attr|exc):<code>~?(?:[\w.]*\.)?(\w+)</code>")
 """A name in a docstring, as Sphinx marks it, after Markdown has made code of it."""
+_NAME = re.compile(r'(?<=<span class="doc doc-object-name )([^>]*>)(offsupport[\w.]+)(?=</span>)')
+"""The name of an object of the reference, as its module has it."""
 CLI_MARK = "<!-- command line -->"
 
 
@@ -26,9 +29,29 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Turn LaTeX into MathML, which browsers draw by themselves, and leave of roles in docstrings the name."""
+    """Turn LaTeX into MathML, which browsers draw by themselves; shorten names to those that users import."""
+    content = _NAME.sub(lambda found: found.group(1) + public_name(found.group(2)), content)
     content = _ROLE.sub(lambda found: f"<code>{found.group(1)}</code>", content)
     return _MATH.sub(lambda found: convert(html.unescape(found.group(2)), _display(found.group(1))), content)
+
+
+def public_name(path: str) -> str:
+    """Return the shortest name under which an object can be imported.
+
+    Example:
+        >>> public_name("offsupport.engine.registry.adapt")
+        'offsupport.adapt'
+    """
+    *rooms, name = path.split(".")
+    try:
+        meant = getattr(importlib.import_module(".".join(rooms)), name)
+    except (ImportError, AttributeError):  # what belongs to a class has the name of the class
+        return path
+    for depth in range(1, len(rooms)):
+        room = importlib.import_module(".".join(rooms[:depth]))
+        if name in getattr(room, "__all__", ()) and getattr(room, name) is meant:
+            return ".".join([*rooms[:depth], name])
+    return path
 
 
 def command_line() -> Iterator[str]:

@@ -226,7 +226,10 @@ def test_weights_of_all_kinds_get_a_remedy_that_works(call, tmp_path):
     Path("graph.onnx").write_bytes(b"\x08\x07\x12\x07pytorch")
     said = {
         "sd.pth": "Write file:sd.pth --network NAME --normalization DATA",
-        "nowhere.pth": "Write file:nowhere.pth",
+        "nowhere.pth": "There is no file nowhere.pth in ",
+        "whole.pth": "--model module:function --allow-code",
+        "traced.pt": "is a TorchScript program",
+        "graph.onnx": "is an ONNX graph",
         "file:sd.pth": "--network resnet50 --normalization imagenet",
         "file:whole.pth": "--model module:function --allow-code",
         "file:traced.pt": "is a TorchScript program",
@@ -238,6 +241,10 @@ def test_weights_of_all_kinds_get_a_remedy_that_works(call, tmp_path):
         assert (code, out) == (2, "")
         assert words in err, err
         assert "weights_only" not in err
+    code, _, err = call("--model", "file:sd.pth", "--network", "resnet18", "--images", "in")
+    assert code == 2
+    assert "does not say how its network standardises images" in err  # the network was said, so it is not asked again
+    assert "--normalization imagenet" in err
 
 
 @pytest.mark.parametrize(

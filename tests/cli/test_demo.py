@@ -9,6 +9,7 @@ import pytest
 
 from offsupport.cli import demo
 from offsupport.data import load
+from offsupport.report.demo_page import _theory
 
 
 @pytest.mark.slow
@@ -21,8 +22,25 @@ def test_the_tour_ends_with_a_page_that_shows_every_part(tmp_path):
     places = [page.index(heading) for heading in headings]
     assert places == sorted(places)
     assert f"wrong in {100 * found['total']['source']:.1f} %" in page
+    assert page.index('class="tiles"') < page.index("<img ") < page.index("<table>")
+    assert page.partition('class="tiles"')[2].partition("</ul>")[0].count("<li") == 1  # one number opens it
     assert page.count("<img ") >= 16
     assert (tmp_path / "demo" / "table1" / "report.html").is_file()
+
+
+def test_the_diagnosis_is_words_and_tables():
+    """What a terminal shows in columns is no text for a page."""
+    section = _theory(demo.diagnose_target())
+    assert section.prose.count("\n\n") == 2
+    assert "Recoverable: Theorem 1 (dense shifts) applies" in section.prose
+    assert "the target is at 33 % of that" in section.prose
+    assert not any(line.startswith(("+", "x ", "?")) or "  " in line for line in section.prose.splitlines())
+    assert [(table.caption, len(table.rows)) for table in section.tables] == [
+        ("Theorem 1 (dense shifts): holds.", 7),
+        ("Theorem 2 (sparse shifts): fails.", 6),
+    ]
+    assert [row[1].tone for row in section.tables[1].rows] == ["good", "good", "good", "bad", "bad", "open"]
+    assert all("#111111" not in drawing.svg for drawing in section.figures)
 
 
 def test_the_stream_changes_is_sorted_in_a_part_and_keeps_some_images_apart(monkeypatch):

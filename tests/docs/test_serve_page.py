@@ -68,7 +68,7 @@ def test_what_the_page_shows_is_what_comes_back(tmp_path, monkeypatch):
     Image.linear_gradient("L").convert("RGB").save("photo.png")
     Image.radial_gradient("L").convert("RGB").save("other.png")
     Path("notes.txt").write_text("no image")
-    with open_service("zoo:cifar10-resnet18x0.25-supervised", "minimal", size=32) as service:
+    with open_service("zoo:cifar10-resnet18x0.25-supervised", size=32) as service:
         client = Client(make_app(service, loopback=True))
         assert len(examples()) >= 7
         for words, shown in examples():

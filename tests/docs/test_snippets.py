@@ -19,11 +19,11 @@ from offsupport.studies.models import MODELS
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-ELSEWHERE = {"training.md"}
-"""Their blocks need files that tests/training/test_training_docs.py makes."""
+ELSEWHERE = {"training.md", "index.md", "tour.md", "tutorial.md"}
+"""Run by tests/training/test_training_docs.py, which makes the files they need, and by tests/docs/test_cells.py."""
 REGISTRIES = (METHODS, CORRUPTIONS, DATASETS, MODELS, TABLES)
 """What a page adds to them it must not leave behind for other tests."""
-SLOW = {"extrapolate.md", "tutorial.md", "theory.md", "data.md", "mae.md"}
+SLOW = {"extrapolate.md", "theory.md", "data.md", "mae.md"}
 
 
 def blocks(page, *languages):

@@ -37,7 +37,6 @@ def writer():
         "docs/scales.md",
         "docs/readings.md",
         "docs/leaderboard.md",
-        "docs/methods.md",
         "docs/auto.md",
         "docs/reliability.md",
         "README.md",

@@ -115,6 +115,18 @@ def test_it_fits_and_can_be_read(driver, page, width, dark):
     assert driver.get_log("browser") == []
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_wide_table_says_so_and_keeps_its_first_column(driver, page, width):
+    show(driver, page, width)
+    wide = driver.execute_script(
+        "return [...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 2).map((e) => ["
+        "e.previousElementSibling.className, getComputedStyle(e.querySelector('td')).position, (e.scrollLeft = 9999,"
+        " Math.round(e.querySelector('td').getBoundingClientRect().left - e.getBoundingClientRect().left))])"
+    )
+    assert wide
+    assert all(found == ["cue", "sticky", 1] for found in wide), wide
+
+
 @pytest.fixture(scope="module")
 def leaderboard(tmp_path_factory):
     lines = [

@@ -61,3 +61,18 @@ def test_any_number_of_series(count):
 
 def test_running_mean():
     assert figures.running_mean([0.0, 1.0, 0.5]) == [0.0, 0.5, 0.5]
+
+
+def test_names_along_an_axis_do_not_run_into_each_other():
+    points = {float(i): (1.0, 1.0, 1.0) for i in range(7)}
+    short, long = (dict.fromkeys(points, word) for word in ("n", "brightness"))
+    flat, slanted = (figures.curves({"a": points}, "y", "x", ticks=ticks) for ticks in (short, long))
+    assert "rotate(-30)" in slanted
+    assert "rotate(-30)" not in flat
+
+
+def test_drawings_made_elsewhere_follow_the_text_colour_too():
+    drawing = figures.in_style(lambda axes: axes.plot([0, 1], [0, 1], color="#111111", label="target"))
+    assert not re.search(r"#(111111|555555|010203|000000)", drawing)
+    assert drawing.count("currentColor") > 5
+    assert figures.shape(drawing) == pytest.approx(4.6 / 5.3, abs=0.01)

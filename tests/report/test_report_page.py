@@ -11,7 +11,7 @@ from offsupport.report import figures
 from offsupport.report.page import Badge, Figure, Page, Picture, Section, Table, render, write
 from offsupport.report.tables import claims_table
 from offsupport.results.intervals import Estimate
-from offsupport.results.rows import below
+from offsupport.results.rows import below, shifted, within
 
 EVIL = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> & \"quotes\" 'too'"
 
@@ -105,3 +105,26 @@ def test_a_claim_with_too_few_runs_says_so():
     few = below("a is better", Estimate(-25.0, -35.0, -20.0, 4), "a less b", unit="nats")
     many = below("a is better", Estimate(-25.0, -35.0, -20.0, 400), "a less b", unit="nats")
     assert [claims_table([claim]).rows[0][1].text for claim in (few, many)] == ["too few to decide", "holds"]
+
+
+def test_a_bound_is_shown_as_one_and_the_verdict_is_what_the_drawing_shows():
+    """The number is what was measured, not what is left of it; the dashed line stands at the bound."""
+    plain = below("a errs less than b", Estimate(-0.03, -0.05, -0.01, 400), "a - b")
+    claims = [
+        below("at most 2 points", shifted(Estimate(0.01, 0.005, 0.015, 400), 0.02), "a - b, less 2"),
+        below("at most 1 point", shifted(Estimate(0.01, 0.005, 0.015, 400), 0.01), "a - b, less 1"),
+        within("within 2 points", Estimate(-0.03, -0.04, -0.025, 400), 0.02, "a - b"),
+        plain,
+    ]
+    rows = claims_table(claims).rows
+    assert [row[1].text for row in rows] == ["holds", "undecided", "does not hold", "holds"]
+    assert [row[2].text for row in rows] == [
+        "+1.00 (+0.50 to +1.50), bound +2",
+        "+1.00 (+0.50 to +1.50), bound +1",
+        "+3.00 (+2.50 to +4.00), bound +2",
+        "-3.00 (-5.00 to -1.00)",
+    ]
+    sides = {(True, False): "holds", (False, True): "does not hold", (False, False): "undecided"}
+    for _, verdict, _, bar in rows:
+        assert sides[bar.high < bar.zero, bar.low > bar.zero] == verdict.text
+    assert claims[0].to_dict()["evidence"]["value"] == pytest.approx(-1.0)  # what other programs read is as it was

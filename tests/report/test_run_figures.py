@@ -56,8 +56,8 @@ def test_severities_that_differ_become_curves_and_their_average(tmp_path):
 
 def test_columns_of_one_name_in_two_data_sets_are_drawn_apart():
     rows = [row("bn", "digits/clean"), row("bn", "cifar10/clean")]
-    assert {"digits/clean", "cifar10/clean"} <= words(_intervals(rows, []))
-    assert "clean" in words(_intervals(rows[:1], []))
+    assert {"digits/clean", "cifar10/clean"} <= words(_intervals(rows, [])[0])
+    assert "clean" in words(_intervals(rows[:1], [])[0])
 
 
 def test_plain_columns_are_no_curve():
@@ -117,3 +117,10 @@ def test_no_drawing_has_more_lines_than_colours():
     assert list(groups) == [" (m0 to m6)", " (m7 to m13)", " (m14 to m15)"]
     assert {name: value for group in groups.values() for name, value in group.items()} == lines
     assert few_at_a_time({"a": 1}) == {"": {"a": 1}}
+    eight = [row(f"m{i}", f"digits-c/c{j}") for i in range(8) for j in range(7)]
+    parts = _intervals(eight, [])
+    assert [part.caption for part in parts] == [
+        "Every column (m0 to m6) with its 95 % interval.",
+        "Every column (m7) with its 95 % interval.",
+    ]
+    assert "m7" not in words(parts[0])

@@ -36,6 +36,17 @@ def test_page_shows_measured_beside_printed():
     assert "does not hold" in [word.strip() for _, word in turned.texts]
 
 
+def test_it_opens_with_the_best_row_and_a_drawing():
+    found = records()
+    page = run_page("Table 2", "About it.", TABLES["table2"].measure("smoke", found), Status(done=found))
+    assert "The lowest average error is that of bn" in page.intro
+    assert "the model alone has" in page.intro
+    (lead,) = page.lead
+    text = render(page)
+    assert text.index(lead.svg[:200]) < text.index("<h2>")
+    assert all(lead is not drawing for section in page.sections for drawing in section.figures)
+
+
 def test_page_embeds_what_reproduce_prints():
     reader = read(page_of(records()))
     embedded, *_ = [data for inside, data in reader.texts if inside == "script"]

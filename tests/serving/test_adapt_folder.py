@@ -48,6 +48,15 @@ def test_a_network_and_a_folder_give_typed_predictions_and_write_nothing(model, 
     assert [path.name for path in folder.parent.iterdir()] == ["in"]
 
 
+def test_printed_it_is_a_few_lines(model, folder):
+    found = offsupport.adapt_folder(model, folder, "tent", batch_size=16, lr=0.01)
+    lines = str(found).splitlines()
+    assert lines[0] == f"tent: 24 images, {len(found.changed)} predictions changed"
+    assert "guard: small_batch 1" in lines
+    assert len(lines) < 10
+    assert "Prediction(" not in str(found)
+
+
 def test_events_are_summed_over_resets(model, folder):
     found = offsupport.adapt_folder(model, folder, "tent", batch_size=8, episodic=True)
     assert found.events["small_batch"] == 3

@@ -1,6 +1,7 @@
 """The live page in a browser, over a real server: what it shows of a stream, at two widths, light and dark."""
 
 import contextlib
+import re
 import sys
 import time
 from pathlib import Path
@@ -54,6 +55,7 @@ def test_the_page_follows_a_stream_and_shows_hostile_names_as_text(tmp_path):
     with serving() as (service, url), chromium() as driver:
         driver.get(url)
         until(driver, "small · minimal")
+        assert [each.text for each in driver.find_elements("css selector", "svg .nothing")] == ["nothing yet"] * 2
         for seed in range(3):
             service.predict(images(40, seed))
             time.sleep(1.2)
@@ -69,6 +71,11 @@ def test_the_page_follows_a_stream_and_shows_hostile_names_as_text(tmp_path):
                 look(driver, width, dark)
                 overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
                 assert driver.execute_script(overflow) <= 0
+                time.sleep(1.5)  # it draws anew every second, at the width it has
+                letters = "return document.querySelector('#shifts text').getBoundingClientRect().height"
+                assert driver.execute_script(letters) > 10
+                ticks = [each.text for each in driver.find_elements("css selector", "#shifts text")][:5]
+                assert all(re.fullmatch(r"\d+(\.5)?", tick) for tick in ticks), ticks
                 driver.save_screenshot(str(tmp_path / f"live-{width}-{'dark' if dark else 'light'}.png"))
         driver.find_element("id", "freeze").click()
         until(driver, "Thaw")

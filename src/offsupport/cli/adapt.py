@@ -125,8 +125,8 @@ def estimate_text(found: Estimate) -> str:
     """Return what an estimate says, with the remedy that a person at the command line can follow."""
     if found.shift is not None or found.agreement is None:  # clean images are known, or these are too few
         return str(found)
-    lacking = "a folder with a folder of clean images for each class, --source DIR, lets accuracies be estimated."
-    return "\n".join([f"{found.verdict}: {lacking}", *str(found).splitlines()[1:]])
+    lacking = "accuracies are estimated where clean images are known: --source DIR, with a folder for each class."
+    return "\n".join([f"{found.verdict}; {lacking}", *str(found).splitlines()[1:]])
 
 
 def _guess(label: int | None, name: str, confidence: float | None) -> str:
@@ -155,4 +155,5 @@ def _show(result: FolderResult) -> None:
     events = ", ".join(f"{name} {count}" for name, count in result.events.items() if count)
     tell(f"guard: {events or 'nothing to do'}")
     if result.diagnosis is not None:
-        tell(str(result.diagnosis))
+        diagnosed, n = len(result.diagnosis.regime), len(result.predictions)
+        tell(f"diagnosis{f' of {diagnosed} of them' if diagnosed < n else ''}: {result.diagnosis}")

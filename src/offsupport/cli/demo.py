@@ -216,10 +216,12 @@ def _results(walks: dict[str, Walk]) -> dict[str, dict[str, object]]:
 
 def _show(walks: dict[str, Walk], table: Measured, diagnosis: Diagnosis) -> None:
     from offsupport.cli.bench import print_rows
-    from offsupport.report.demo_page import headline, table_rows
+    from offsupport.report.demo_page import headline, table_rows, total_row
 
     names = [name for name, _, _ in PLAN]
-    emit_table("Error in %, with its 95 % interval", ["digits", *walks], table_rows(names, walks, IMAGES, "{}\n{}-{}"))
+    form = "{}\n{}-{}"
+    rows = [*table_rows(names, walks, IMAGES, form), total_row(walks, form)]
+    emit_table("Error in %, with its 95 % interval", ["digits", *walks], rows)
     tell(headline(walks))
     print_rows("Table 1 at smoke scale: accuracy", table.rows)
     tell(str(diagnosis))

@@ -229,12 +229,19 @@ def load_model(name: str, *, network: str | None = None, normalization: str | No
 
 
 def as_file(name: str) -> str:
-    """Return how to name a file of weights, where a name is that of one or looks like it; nothing otherwise."""
+    """Return how to name a file of weights, where a name is that of one or looks like it; nothing otherwise.
+
+    A file that holds no weights (a whole model, a program, a graph) is refused with its own remedy at once.
+    """
     path = Path(name)
     if not path.exists() and path.suffix.lower() not in _SUFFIXES:
         return ""
-    say = " --network NAME --normalization DATA" if path.suffix.lower() != ".safetensors" else ""
-    return f"Write file:{name}{say}, for that file of weights."
+    says_itself = path.is_file() and bool(read_weights(path)[1].get("network"))
+    say = "" if says_itself or path.suffix.lower() == ".safetensors" else " --network NAME --normalization DATA"
+    written = f"file:{name}{say}"
+    if not path.exists():
+        return f"There is no file {name} in {Path.cwd()}; a file of weights is named {written}."
+    return f"Write {written}, for that file of weights."
 
 
 _SUFFIXES = (".pth", ".pt", ".safetensors", ".bin", ".ckpt", ".tar", ".onnx", ".pt2")
@@ -269,6 +276,12 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
     weights, manifest = read_weights(path)
     network = network or manifest.get("network")
     normalization = normalization or manifest.get("normalization")
+    if isinstance(network, str) and not isinstance(normalization, str):
+        raise ModelError(
+            f"{path} does not say how its network standardises images.",
+            'Say what it was trained on: normalization="imagenet" (on the command line --normalization imagenet). '
+            f"Known: {', '.join(NORMALIZATIONS)}.",
+        )
     if not (isinstance(network, str) and isinstance(normalization, str)):
         raise ModelError(
             f"{path} does not say which network its weights belong to.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +14,10 @@ from offsupport.data.dataset import Images
 from offsupport.functional import wilson
 from offsupport.monitor import Interval
 from offsupport.report import figures
-from offsupport.report.page import Figure, Page, Picture, Section, Table, Tile
+from offsupport.report.page import Badge, Figure, Page, Picture, Section, Table, Tile
 from offsupport.report.tables import value_text
 from offsupport.results.rows import Measured
+from offsupport.theory.diagnose import headline as verdict_of
 
 if TYPE_CHECKING:
     from offsupport.theory import Diagnosis
@@ -123,9 +125,10 @@ def demo_page(
         diagnosis: Of one synthetic target.
         about: What the digits results were made of.
     """
-    names = {"source": "the network alone", "bn": "batch statistics (bn)", "tent": "tent", "auto": "adapted (auto)"}
-    tones = {"source": "bad", "auto": "good"} if walks["auto"].total < walks["source"].total else {}
-    tiles = [Tile(f"{100 * each.total:.1f} %", f"wrong: {names[m]}", tones.get(m, "")) for m, each in walks.items()]
+    alone, adapted = (walks[name].total for name in ("source", "auto"))
+    tone = "good" if adapted < alone else "bad"
+    numbers = f"{100 * alone:.1f} % \u2192 {100 * adapted:.1f} %"
+    tiles = [Tile(numbers, "wrong over the whole stream: the network alone, and adapted as it predicts (auto)", tone)]
     intro = f"A small network, trained on clean digits, meets a stream that changes under it. {headline(walks)}"
     sections = [_images(stream, walks), _along(stream, walks, about), _synthetic(table), _theory(diagnosis), _next()]
     return Page("offsupport demo", intro, sections, tiles=tiles)
@@ -169,7 +172,7 @@ def _along(stream: Sequence[Stage], walks: Mapping[str, Walk], about: Mapping[st
         tables=[
             Table(
                 ["digits", *walks],
-                table_rows([stage.name for stage in stream], walks, images),
+                [*table_rows([stage.name for stage in stream], walks, images), total_row(walks)],
                 "Error in %, with its 95 % Wilson interval.",
             )
         ],
@@ -179,7 +182,6 @@ def _along(stream: Sequence[Stage], walks: Mapping[str, Walk], about: Mapping[st
                     curves, f"error of the last {SMOOTH} images (%)", "what comes from here on", ticks=starts
                 ),
                 "Error along the stream. The bad frames come before 'brightness'; they are not scored.",
-                wide=True,
             ),
             *_estimated(walks["auto"], starts),
         ],
@@ -201,9 +203,7 @@ def _estimated(auto: Walk, starts: Mapping[float, str]) -> list[Figure]:
         "estimate": {float(n): (100 * e.value, 100 * e.low, 100 * e.high) for n, e in said},
     }
     drawn = figures.curves(beside, "accuracy of auto (%)", "what comes from here on", ticks=starts)
-    return [
-        Figure(drawn, "What auto says of itself without labels, beside the truth about the same images.", wide=True)
-    ]
+    return [Figure(drawn, "What auto says of itself without labels, beside the truth about the same images.")]
 
 
 def _synthetic(table: Measured) -> Section:
@@ -227,20 +227,58 @@ def _synthetic(table: Measured) -> Section:
     )
 
 
+_TONES = {"holds": "good", "fails": "bad", "unknown": "open"}
+
+
 def _theory(diagnosis: Diagnosis) -> Section:
+    """What the theory says of one target: the verdict, why in words, the assumptions one by one, the picture."""
+    theorems = (diagnosis.theorem1, diagnosis.theorem2)
     return Section(
         "Can this shift be recovered?",
-        "One target of a process that meets the assumptions of Theorem 1, a little outside the support. What the "
-        "theory says of it:\n\n" + "\n\n".join(str(diagnosis).splitlines()),
+        "One target of a process that meets the assumptions of Theorem 1, a little outside the support.\n\n"
+        + "\n\n".join([verdict_of(diagnosis), *_why(diagnosis)]),
+        tables=[
+            Table(
+                ["assumption", "", "why"],
+                [[each.name, Badge(each.status, _TONES[each.status]), each.evidence] for each in theorem.conditions],
+                f"{theorem.theorem}: {theorem.status}.",
+                text_columns=3,
+                stacked=True,
+            )
+            for theorem in theorems
+        ],
         figures=[
             Figure(
-                figures.svg(diagnosis.plot()),
-                "Left: the source support of s, the target, and how far Theorem 1 reaches. Right: the classes in x.",
-                wide=True,
-            )
+                figures.in_style(partial(diagnosis.plot, half="latent")),
+                "The source support of s, the target, and how far Theorem 1 reaches.",
+            ),
+            Figure(figures.in_style(partial(diagnosis.plot, half="observed")), "The classes in x."),
         ],
         facts={"command": f"offsupport diagnose --preset assumptions --distance {DISTANCE} --seed {RUN}"},
     )
+
+
+def _why(diagnosis: Diagnosis) -> list[str]:
+    """Return the numbers behind the verdict, in sentences."""
+    said = [f"The target lies {diagnosis.distance:.3g} off the support, which is {diagnosis.convention}."]
+    proven = next((radius for radius in diagnosis.radii if radius.way == "certified"), None)
+    apart = None if diagnosis.separation is None else diagnosis.separation.certified
+    if proven is not None and apart is not None:
+        reach = max(proven.radius, proven.radius_s)
+        said.append(
+            f"The classes are at least {apart:.3g} apart at its edge, and a step of s moves x by at "
+            f"most {proven.J_u_s:.3g} times its length. So nothing within {reach:.3g} of the support can be taken "
+            f"for another class, and the target is at {100 * diagnosis.distance / reach:.0f} % of that."
+        )
+    failed = [condition.name for condition in diagnosis.theorem2.failed()]
+    if failed and diagnosis.influence is not None:
+        said.append(
+            f"{diagnosis.theorem2.theorem} does not apply ({', '.join(failed)}): this shift moves "
+            f"{diagnosis.influence.s_size[1]} dimensions of x, and leaves none that c alone moves."
+            if diagnosis.influence.exclusive_size[1] == 0
+            else f"{diagnosis.theorem2.theorem} does not apply ({', '.join(failed)})."
+        )
+    return [" ".join(said)]
 
 
 def _next() -> Section:
@@ -262,6 +300,11 @@ def table_rows(
         [name, *(_cell(each.stage(number, images), form) for each in walks.values())]
         for number, name in enumerate(stages)
     ]
+
+
+def total_row(walks: Mapping[str, Walk], form: str = "{} ({}-{})") -> list[str]:
+    """Return the row of the whole stream."""
+    return ["all of it", *(_cell(_score(each.right), form) for each in walks.values())]
 
 
 def _cell(score: Score, form: str) -> str:

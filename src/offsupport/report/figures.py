@@ -7,7 +7,7 @@ import io
 import itertools
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,10 +47,14 @@ Interval = tuple[float, float, float]
 
 WIDTH = 5.3
 """Inches at which an 11 point letter is still readable on a phone."""
+_ABREAST = 48
+"""Letters that stand side by side below axes of that width."""
 _LINE = 0.23
 """Inches of a line of the legend; two of them have room without asking."""
 _INK = "#010203"
 """Drawn in this colour, shown in the page's text colour."""
+_DARK = f"{_INK}|#111111|#555555"
+"""So are the dark greys of drawings that are made for white paper, too."""
 _DROPPED = (r"<metadata>.*?</metadata>", r'(?<=<g) id="[^"]*"', r' (width|height)="[\d.]+pt"')
 """Who made it and when; names that two figures on a page would share; the fixed size."""
 _STYLE: Any = {
@@ -89,13 +93,26 @@ def canvas(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
         yield figure, figure.subplots()
 
 
+def in_style(draw: Callable[[Axes], Any]) -> str:
+    """Return what ``draw`` puts on axes, in the style of the report: for drawings that other rooms know how to make."""
+    with canvas(_WIDTH, 4.6) as (figure, axes):
+        draw(axes)
+        return svg(figure)
+
+
+def shape(drawing: str) -> float:
+    """Return the height of a drawing over its width."""
+    width, height = re.search(r'viewBox="\S+ \S+ (\S+) (\S+)"', drawing).groups()  # type: ignore[union-attr]
+    return float(height) / float(width)
+
+
 def svg(figure: Figure) -> str:
     """Return ``figure`` as an ``<svg>`` element that scales with the page and takes its text colour."""
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     text = buffer.getvalue()
-    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    text = re.sub(_DARK, "currentColor", text[text.index("<svg") :])
     for pattern in _DROPPED:
         text = re.sub(pattern, "", text, flags=re.DOTALL)
     return text
@@ -197,7 +214,9 @@ def curves(
         for (name, at), dashes in zip((marks or {}).items(), itertools.cycle((":", "--", "-."))):
             axes.axvline(at, color=_INK, alpha=0.5, linestyle=dashes, label=name)
         if ticks is not None:
-            axes.set_xticks(list(ticks), list(ticks.values()))
+            # Words that would run into each other side by side stand at a slant.
+            slant = {"rotation": 30, "ha": "right"} if sum(len(name) + 2 for name in ticks.values()) > _ABREAST else {}
+            axes.set_xticks(list(ticks), list(ticks.values()), **slant)
         axes.grid(axis="y")
         axes.set_xlabel(x_label)
         axes.set_ylabel(label)
@@ -359,7 +378,11 @@ def few_at_a_time(lines: Mapping[str, L]) -> dict[str, dict[str, L]]:
     if len(names) <= size:
         return {"": dict(lines)}
     groups = [names[first : first + size] for first in range(0, len(names), size)]
-    return {f" ({group[0]} to {group[-1]})": {name: lines[name] for name in group} for group in groups}
+    return {f" ({_span(group)})": {name: lines[name] for name in group} for group in groups}
+
+
+def _span(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
 def _placed(column: str) -> tuple[Axis, str, str] | None:

@@ -78,7 +78,7 @@ class Bar:
         value: Where the value is.
         high: Where the interval ends.
         mark: Where the printed number is, if there is one.
-        zero: Where zero is, if it is to be seen.
+        zero: Where the bound is that it is held against (zero, mostly), if it is to be seen.
     """
 
     form: ClassVar = "bar"
@@ -260,6 +260,7 @@ class Page:
         sources: What a click on a number opens, likewise (:func:`offsupport.report.run_page.sources`).
         tiles: Numbers about the whole.
         downloads: Files to keep.
+        lead: The drawing that the page opens with.
     """
 
     title: str
@@ -269,6 +270,7 @@ class Page:
     sources: Any = None
     tiles: Sequence[Tile] = ()
     downloads: Sequence[Download] = ()
+    lead: Sequence[Figure] = ()
 
 
 def render(page: Page) -> str:

@@ -26,6 +26,7 @@ from offsupport.report.frontier import frontier_sections
 from offsupport.report.page import Badge, Download, Figure, Page, Section, Tile, Value
 from offsupport.report.tables import (
     EXPORT_MARKS,
+    LOWER_IS_BETTER,
     as_csv,
     as_latex,
     claims_table,
@@ -45,8 +46,8 @@ from offsupport.studies.errors import mixed_weights
 
 _PAIRED = (
     "Intervals are 95 %, from a bootstrap over images (over runs, for synthetic data) that pairs the two methods. "
-    "A claim is decided only where its interval excludes zero, or the bound it names, and never by fewer than "
-    f"{ENOUGH} images or runs."
+    "A claim is decided only where its interval lies on one side of the dashed line, which is the bound it names or "
+    f"else zero, and never by fewer than {ENOUGH} images or runs."
 )
 _VERDICTS: tuple[tuple[Verdict, str, str], ...] = (
     ("holds", "claims hold", "good"),
@@ -55,6 +56,8 @@ _VERDICTS: tuple[tuple[Verdict, str, str], ...] = (
 )
 LONG = 40
 """A listing of more lines is folded."""
+TALL = 1.35
+"""A drawing of more height than so many widths does not open a page."""
 CROWD = 6
 """From so many methods on, intervals of all columns in one drawing hide each other: the averages are drawn alone, or
 columns and methods change places."""
@@ -71,7 +74,9 @@ def run_page(title: str, about: str, measured: Measured, status: Status, request
         request: What was asked for, from which the commands to repeat it are made; a grid of the user's own by default.
     """
     rows, done = measured.rows, status.done
-    sections = [*_claims(measured.claims), *_result(rows, done), *map(_listed, measured.listings)]
+    results = _result(rows, done)
+    lead, results = _lead(results)
+    sections = [*_claims(measured.claims), *results, *map(_listed, measured.listings)]
     sections += [
         *frontier_sections(done),
         *figures.regret_sections(done),
@@ -82,13 +87,36 @@ def run_page(title: str, about: str, measured: Measured, status: Status, request
     sections += [*_cost(done), *_unfinished(status)]
     return Page(
         title,
-        f"{about}\n\n{_progress(status)}",
+        f"{about}{_best(rows)}\n\n{_progress(status)}",
         sections,
         data=measured.to_dict(),
         sources=sources(measured, done, request or Request(), status.cells),
         tiles=_tiles(measured, status),
         downloads=_downloads(title, sections, rows),
+        lead=lead,
     )
+
+
+def _best(rows: Sequence[Row]) -> str:
+    """Say which row has the best average beside the model alone, where there are averages of one kind."""
+    averages = {row.method: row for row in rows if row.column.endswith("/avg")}
+    if len(averages) < 2 or len({row.column for row in averages.values()}) > 1:
+        return ""
+    sign = 1 if rows[0].metric in LOWER_IS_BETTER else -1
+    best = min(averages.values(), key=lambda row: sign * row.value)
+    alone = averages.get("source", best)
+    beside = "" if alone is best else f"; the model alone has {value_text(alone)}"
+    kind = "lowest" if sign > 0 else "highest"
+    unit = " %" if best.unit == "percent" else ""
+    return f" The {kind} average {best.metric} is that of {best.method}, {value_text(best)}{unit}{beside}."
+
+
+def _lead(results: Sequence[Section]) -> tuple[list[Figure], list[Section]]:
+    """Take the first drawing out of the results, if it fits on a screen: a page opens with it."""
+    if not results or not results[0].figures or figures.shape(results[0].figures[0].svg) > TALL:
+        return [], list(results)
+    first, *rest = results[0].figures
+    return [first], [dataclasses.replace(results[0], figures=rest), *results[1:]]
 
 
 def _listed(listing: Listing) -> Section:
@@ -158,7 +186,7 @@ def _result(rows: Sequence[Row], records: Sequence[Record]) -> list[Section]:
             Section(_FULL, tables=[headline(rows, rows)]),
         ]
     tables = [headline(averages or rows, rows), *([pivot(rows)] if len(columns) > 1 else [])]
-    drawings = [_intervals(rows, averages), *figures.stream_figures(records)]
+    drawings = [*_intervals(rows, averages), *figures.stream_figures(records)]
     return [Section(_MEASURED, tables=tables, figures=drawings)]
 
 
@@ -166,7 +194,7 @@ _MEASURED, _FULL = "What was measured", "With intervals"
 _EXPORTED = ("Claims", _MEASURED, _FULL)
 
 
-def _intervals(rows: Sequence[Row], averages: Sequence[Row]) -> Figure:
+def _intervals(rows: Sequence[Row], averages: Sequence[Row]) -> list[Figure]:
     methods = list(dict.fromkeys(row.method for row in rows))
     titles = column_titles([row.column for row in rows])
     few = len({row.column for row in rows}) <= CROWD
@@ -177,7 +205,10 @@ def _intervals(rows: Sequence[Row], averages: Sequence[Row]) -> Figure:
         series.setdefault(line, {})[group] = row.value, row.low, row.high
     what = "The average over columns" if crowded and averages else "Every column"
     label = f"{rows[0].metric} ({rows[0].unit})"
-    return Figure(figures.intervals(series, label), f"{what} with its 95 % interval.")
+    return [
+        Figure(figures.intervals(part, label), f"{what}{rows_shown} with its 95 % interval.")
+        for rows_shown, part in figures.few_at_a_time(series).items()
+    ]
 
 
 def _cost(records: Sequence[Record]) -> list[Section]:

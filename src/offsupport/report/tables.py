@@ -45,8 +45,17 @@ def unit_text(row: Row) -> str:
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """Return the evidence of a claim in one line."""
-    return f"{evidence.value:+.2f} ({evidence.low:+.2f} to {evidence.high:+.2f}) {evidence.unit}"
+    """Return the evidence of a claim in one line: what was measured, and the bound it is held against if not zero."""
+    return f"{_measured(evidence)} {evidence.unit}{_bound(evidence)}"
+
+
+def _measured(evidence: Evidence) -> str:
+    value, low, high = (part + evidence.bound for part in (evidence.value, evidence.low, evidence.high))
+    return f"{value:+.2f} ({low:+.2f} to {high:+.2f})"
+
+
+def _bound(evidence: Evidence) -> str:
+    return f", bound {evidence.bound:+g}" if evidence.bound else ""
 
 
 def column_titles(columns: Sequence[str]) -> dict[str, str]:
@@ -75,13 +84,14 @@ LOWER_IS_BETTER = ("error", "mse")
 def claims_table(claims: Sequence[Claim]) -> Table:
     """Return the claims with their verdicts and what they rest on, drawn where all have one unit."""
     units = list(dict.fromkeys(claim.evidence.unit for claim in claims))
-    scale = Scale.over(0.0, *(end for claim in claims for end in (claim.evidence.low, claim.evidence.high)))
+    shown = [claim.evidence for claim in claims]
+    scale = Scale.over(0.0, *(end + found.bound for found in shown for end in (found.low, found.high, 0.0)))
     rows: list[list[Value]] = []
     for i, claim in enumerate(claims):
         found = claim.evidence
-        text = evidence_text(found).removesuffix(f" {found.unit}")
+        text = _measured(found) + _bound(found)
         # Intervals in different units share no scale, so their unit stands where they would be drawn.
-        last = _bar(found, scale, zero=scale.at(0.0)) if len(units) == 1 else found.unit
+        last = _bar(found, scale, zero=scale.at(found.bound)) if len(units) == 1 else found.unit
         verdict = _TOO_FEW if found.n < ENOUGH else VERDICTS[claim.verdict]
         rows.append([claim.claim, verdict, Number(text, found.value, f"claims-{i}"), last])
     ends = [f"measured, {units[0]}", ""] if len(units) == 1 else ["measured", "quantity"]
@@ -155,7 +165,8 @@ def _shaded(i: int, row: Row, shade: float) -> Number:
 
 
 def _bar(found: Row | Evidence, scale: Scale, mark: float | None = None, zero: float | None = None) -> Bar:
-    return Bar(scale.at(found.low), scale.at(found.value), scale.at(found.high), mark, zero)
+    moved = found.bound if isinstance(found, Evidence) else 0.0
+    return Bar(*(scale.at(end + moved) for end in (found.low, found.value, found.high)), mark, zero)
 
 
 # The numbers of a report for other programs: CSV for spreadsheets, LaTeX for papers. Names in them are only names.

@@ -31,6 +31,8 @@ class Estimate:
     """How many predictions it rests on."""
     cells: tuple[str, ...] = field(default=(), compare=False)
     """Keys of the results it was computed from, where they are known."""
+    bound: float = 0.0
+    """What was subtracted for a claim that something stays below it."""
 
 
 def bootstrap(errors: Floats, resamples: int = RESAMPLES, seed: int = 0) -> Floats:

@@ -57,6 +57,8 @@ class Evidence:
     high: float
     n: int
     """Predictions, or runs, behind the value."""
+    bound: float = 0.0
+    """What the claim allows, in the unit; it was subtracted from the value and its interval. For the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +72,10 @@ class Claim:
     """Keys of the results behind it; for the report, not printed."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
-        return {"claim": self.claim, "verdict": self.verdict, "evidence": asdict(self.evidence)}
+        """Return what ``--json`` prints: values less the bound, as ``quantity`` says."""
+        evidence = asdict(self.evidence)
+        del evidence["bound"]
+        return {"claim": self.claim, "verdict": self.verdict, "evidence": evidence}
 
 
 @dataclass(frozen=True)
@@ -127,8 +131,9 @@ class Measured:
 
 
 def shifted(found: Estimate, by: float) -> Estimate:
-    """Return an estimate less a constant."""
-    return replace(found, value=found.value - by, low=found.low - by, high=found.high - by)
+    """Return an estimate less a bound, which it remembers."""
+    value, low, high = found.value - by, found.low - by, found.high - by
+    return replace(found, value=value, low=low, high=high, bound=found.bound + by)
 
 
 def negated(found: Estimate) -> Estimate:
@@ -159,6 +164,7 @@ def below(
         low=scale * difference.low,
         high=scale * difference.high,
         n=difference.n,
+        bound=scale * difference.bound,
     )
     verdict = _verdict(difference.n, holds=difference.high < 0, fails=difference.low > 0)
     return Claim(claim=claim, verdict=verdict, evidence=evidence, cells=difference.cells)
@@ -169,8 +175,8 @@ def within(claim: str, difference: Estimate, margin: float, quantity: str) -> Cl
     ends = sorted((abs(difference.low), abs(difference.high)))
     # An interval that holds zero reaches down to it in size, however far away both of its ends are.
     nearest_end = 0.0 if difference.low <= 0 <= difference.high else ends[0]
-    size = replace(difference, value=abs(difference.value) - margin, low=nearest_end - margin, high=ends[1] - margin)
-    return below(claim, size, f"|{quantity}|, less {100 * margin:g} points")
+    size = replace(difference, value=abs(difference.value), low=nearest_end, high=ends[1])
+    return below(claim, shifted(size, margin), f"|{quantity}|, less {100 * margin:g} points")
 
 
 def at_least(claim: str, found: Estimate, threshold: float, quantity: str) -> Claim:

@@ -166,6 +166,16 @@ class FolderResult:
         """The predictions that adapting changed, sorted by file."""
         return [row for row in self.predictions if row.changed]
 
+    def __str__(self) -> str:
+        """Return what it came to in a few lines; the predictions are in ``predictions``."""
+        lines = [f"{self.method}: {len(self.predictions)} images, {len(self.changed)} predictions changed"]
+        if self.accuracy is not None:
+            lines += [f"accuracy by the class folders: {self.accuracy.source} alone, {self.accuracy.adapted} adapted"]
+        if self.estimate is not None:
+            lines += [f"without labels: {self.estimate}"]
+        events = ", ".join(f"{name} {count}" for name, count in self.events.items() if count)
+        return "\n".join([*lines, f"guard: {events or 'nothing to do'}", *self.notes])
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the single predictions as plain JSON values."""
         about = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -117,14 +117,15 @@ class Diagnosis:
         plain: dict[str, Any] = _plain(values)
         return plain
 
-    def plot(self, ax: Axes | None = None) -> Figure:
+    def plot(self, ax: Axes | None = None, half: Literal["latent", "observed"] = "latent") -> Figure:
         """Draw support, target, radius and class manifolds.
 
         Args:
-            ax: Draw only the latent half here; None: a new figure with both halves.
+            ax: Draw only one half here; None: a new figure with both halves.
+            half: Which one: the plane of s, or a plane of x.
         """
         if ax is not None:
-            draw_latent(self._picture, ax)
+            (draw_latent if half == "latent" else draw_manifolds)(self._picture, ax)
             return cast("Figure", ax.figure)
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

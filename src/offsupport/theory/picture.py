@@ -141,7 +141,7 @@ def draw_manifolds(p: Picture, ax: Axes) -> None:
 
 
 def _legend(ax: Axes) -> None:
-    ax.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, columnspacing=1.2)
+    ax.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, columnspacing=1.2)
 
 
 def _around(p: Picture, circle: Array, ring: float) -> Array:
