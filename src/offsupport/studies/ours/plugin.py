@@ -1,0 +1,166 @@
+"""Plug-in: the sparsity constraint on top of each method, by the defaults and as published; and what it leaves behind.
+
+The paper calls the constraint a versatile module for existing methods, and reports it on TeSLA. Here it stands on every
+family of methods, each against itself without it on the same images, once with the defaults of this library and once
+with the values published for TeSLA on CIFAR-10. That the change is minimal is asked of the network that a stream leaves
+behind: how far its weights went, and what it makes of clean images then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from offsupport.bench.cell import Cell
+from offsupport.bench.store import Record
+from offsupport.core.errors import ConfigError, nearest
+from offsupport.engine.sparsity import PRESETS, SUFFIX
+from offsupport.results.intervals import Estimate, difference_estimate
+from offsupport.results.rows import Claim, Listing, Row, below, shifted
+from offsupport.studies.adaptation import CALIBRATION, AdaptConfig
+from offsupport.studies.errors import Part, difference, error_row, estimate, parts_of, row_name
+from offsupport.studies.ours.ablation import CORRUPTIONS
+from offsupport.studies.paper.table2 import MODEL
+from offsupport.studies.tables import Table, TableOptions, register_table
+
+MINIMAL = {"statistics": "minimal"}
+BASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{method: (method, {}) for method in ("tent", "shot", "eata", "sar", "ttac", "tesla")},
+    row_name("tent", MINIMAL): ("tent", MINIMAL),
+}
+"""What the constraint is put on: a method and its hyper-parameters, by the name of its row."""
+PUBLISHED = PRESETS["cifar10"]
+"""The constraint as published for TeSLA on CIFAR-10, beside the default step size of a method."""
+IMAGES, CLEAN = 2560, 1000
+"""Of each corruption, forty batches; and clean ones that the network is asked about afterwards."""
+HARM = 0.003
+"""The constraint may cost so much before it is said to harm."""
+
+
+def grid(scale: str, options: TableOptions) -> list[Cell]:
+    """Return the cells: bases, without the constraint, with it and with it as published, on one corruption each."""
+    for name in options.methods or ():
+        if name not in BASES:
+            raise ConfigError(f"This table has no method {name!r}.", nearest(name, BASES))
+    data: dict[str, Any] = {"dataset": "cifar10-c", "model": MODEL, "limit": IMAGES, "afterwards": CLEAN}
+    if scale == "smoke":
+        data = {"dataset": "digits-c", "model": "digits-small", "limit": 256, "afterwards": 200}
+    return [
+        AdaptConfig(
+            method=method,
+            hyper=hyper,
+            corruption=corruption,
+            seed=seed,
+            batch_size=64,
+            **data,
+            **(CALIBRATION if scale == "small" and hyper.get("statistics") else {}),
+        ).cell()
+        for name in options.methods or BASES
+        for method, hyper in _arms(name)
+        for corruption in (CORRUPTIONS[::2] if scale == "smoke" else CORRUPTIONS)
+        for seed in range(options.seeds or 1)
+    ]
+
+
+def _arms(name: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return a base, the same with the constraint, and, but for statistics of ours, with the published one."""
+    method, hyper = BASES[name]
+    constrained = [(method + SUFFIX, hyper), *([] if hyper else [(method + SUFFIX, PUBLISHED)])]
+    return [(method, hyper), *constrained]
+
+
+Found = dict[str, list[Part]]
+"""Results by row."""
+
+
+def _label(record: Record) -> str:
+    method, hyper = record.cell.config["method"], record.cell.config["hyper"]
+    return f"{method}, as published" if hyper == PUBLISHED else row_name(method, hyper)
+
+
+def by_row(records: Sequence[Record]) -> Found:
+    """Sort results by the names of their rows."""
+    found: Found = {}
+    for part in parts_of(records):
+        found.setdefault(_label(part.record), []).append(part)
+    return found
+
+
+def afterwards(parts: Sequence[Part]) -> list[Part]:
+    """Return, for each of some results, the answers on clean images of the network that was left behind."""
+    left = [{"domains": {"clean": part.record.deterministic["afterwards"]}} for part in parts]
+    return [Part(replace(part.record, deterministic=each), "clean") for part, each in zip(parts, left, strict=True)]
+
+
+def rows(records: Sequence[Record]) -> list[Row]:
+    """Return the error on each corruption, on all of them, and on clean images afterwards."""
+    made = []
+    for name, parts in by_row(records).items():
+        for domain in dict.fromkeys(part.domain for part in parts):
+            one = [part for part in parts if part.domain == domain]
+            made.append(error_row(name, f"{parts[0].dataset}/{domain.partition('/')[0]}", one, {}))
+        made.append(error_row(name, f"{parts[0].dataset}/avg", parts, {}))
+        made.append(error_row(name, "clean afterwards", afterwards(parts), {}))
+    return made
+
+
+def claims(records: Sequence[Record]) -> list[Claim]:
+    """Ask of each base whether the constraint does harm, helps, moves the weights less and keeps more of the source."""
+    found, made = by_row(records), []
+    for name, (method, hyper) in BASES.items():
+        ours = row_name(method + SUFFIX, hyper)
+        for arm in (ours, f"{ours}, as published"):
+            if name not in found or arm not in found:
+                continue
+            cost = difference(found[arm], found[name])
+            limit, quantity = f"{100 * HARM:g} points", f"error({arm}) - error({name})"
+            harm = shifted(cost, HARM)
+            made.append(below(f"{arm} errs at most {limit} more than {name}", harm, f"{quantity} - {limit}"))
+            made.append(below(f"{arm} errs less than {name}", cost, quantity))
+            moved = _moved_apart(found[arm], found[name])
+            made.append(below(f"{arm} moves the weights less than {name}", moved, f"change({arm}) - change({name})"))
+            left = difference(afterwards(found[arm]), afterwards(found[name]))
+            made.append(below(f"{arm} leaves a lower error on clean images than {name}", left, f"clean {quantity}"))
+    return made
+
+
+def _moved_apart(ours: Sequence[Part], theirs: Sequence[Part]) -> Estimate:
+    """Return how much more of their size the parameters of one side moved by; resampled are parameters."""
+    sides = [[part.record.deterministic["afterwards"]["changes"] for part in side] for side in (ours, theirs)]
+    names = [name for name in sides[0][0] if all(name in each for side in sides for each in side)]
+    one, other = (np.array([[each[name] for each in side] for name in names]) for side in sides)
+    return replace(difference_estimate(one, other), cells=tuple(part.record.key for part in (*ours, *theirs)))
+
+
+def summary(records: Sequence[Record]) -> list[Listing]:
+    """Return, row by row, the error, how far the weights went and what is left of the source model."""
+    lines = []
+    for name, parts in by_row(records).items():
+        left = [part.record.deterministic["afterwards"] for part in parts]
+        error, clean = estimate(parts), estimate(afterwards(parts))
+        mean = {word: 100 * fmean(each[word] for each in left) for word in ("change", "disagreement")}
+        numbers = (100 * error.value, mean["change"], 100 * clean.value, mean["disagreement"])
+        lines.append((name, *(f"{number:.2f}" for number in numbers)))
+    columns = ("method", "error, %", "change of all weights, %", "clean error afterwards, %", "answers changed, %")
+    return [Listing("minimal_change", columns, lines)] if lines else []
+
+
+register_table(
+    Table(
+        name="plugin",
+        title="The sparsity constraint on every kind of method, and what it leaves behind (severity 5, batches of 64)",
+        scales={
+            "smoke": "256 images of the embedded digits in two corruptions, a small network trained on the spot",
+            "small": f"{IMAGES:,} images of CIFAR-10-C in four corruptions, the joint model of the zoo",
+        },
+        options=frozenset({"methods", "seeds"}),
+        grid=grid,
+        rows=rows,
+        claims=claims,
+        summaries=summary,
+    )
+)
