@@ -10,8 +10,8 @@ and seconds from the cells and memory from results/memory.json; ``gates`` has th
 constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has
 its lines, with ``: NAMES`` behind it those that begin with one of the names.
 ``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels,
-``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- paper_cost hours -->`` GPU hours, and
-``<!-- method table -->`` the methods of the registry.
+``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- paper_cost hours -->`` GPU hours,
+``<!-- fig3_map lines -->`` the block maps of Figure 3, and ``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -355,6 +355,7 @@ OF_FILES = {
     ("norm_statistics", "streams"): lambda payload: _statistics(payload["summary"]),
     ("changing_stream", "errors"): _stages,
     ("paper_cost", "hours"): _hours,
+    ("fig3_map", "lines"): lambda payload: _listed(payload["lines"], ""),
 }
 """Tables of single files under results/, and of the registry."""
 

@@ -31,6 +31,9 @@ from offsupport.nn.projected import find_projection
 SUFFIX = "+sc"
 """Behind the name of a method that takes steps: the method under the sparsity constraint."""
 
+HARMFUL = 2
+"""From this multiple of its step size on, a clipped update has done harm where no teacher holds the network."""
+
 # Hyper-parameters of the sparsity constraint, beside those of whatever method it constrains.
 
 
@@ -196,10 +199,13 @@ class Constrained(Adapter):
         clipped = {name: rank for name, rank in ranks.items() if rank < self.config.rank}
         if clipped:
             least = min(clipped, key=clipped.__getitem__)
+            times = self.config.rank / clipped[least]
+            harmless = times < HARMFUL or bool(self.decays())
+            said = "Nothing needs to be done" if harmless else "Without a teacher this has done harm"
             warnings.warn(
                 f"{self.info.name}: rank {self.config.rank} is more than {len(clipped)} of {len(ranks)} layers allow; "
-                f"there it is their number of channels (down to {clipped[least]}, in {least or 'the model'!r}). "
-                f"Nothing needs to be done; rank={clipped[least]} would fit all of them.",
+                f"there it is their number of channels (down to {clipped[least]}, in {least or 'the model'!r}), and "
+                f"what is learned counts up to {times:.3g} times. {said}; rank={clipped[least]} would fit all of them.",
                 stacklevel=3,
             )
 

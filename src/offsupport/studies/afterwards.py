@@ -29,7 +29,7 @@ def left_behind(adapter: Adapter, model: nn.Module, clean: Stream) -> dict[str, 
         parameter that is not zero; ``error`` and ``images`` on the clean ones; ``disagreement``: the share of them of
         which both networks say different things.
     """
-    merged = adapter.merge().eval()
+    merged, model = adapter.merge().eval(), model.eval()
     rows, correct, agreed = [], [], []
     for batch in clean:
         x = adapter.to_device(batch.x)

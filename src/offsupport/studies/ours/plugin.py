@@ -1,8 +1,8 @@
 """Plug-in: the sparsity constraint on top of each method, by the defaults and as published; and what it leaves behind.
 
 The paper calls the constraint a versatile module for existing methods, and reports it on TeSLA. Here it stands on every
-family of methods, each against itself without it on the same images, once with the defaults of this library and once
-with the values published for TeSLA on CIFAR-10. That the change is minimal is asked of the network that a stream leaves
+family of methods, each against itself without it on the same images, once with the defaults of this library, once
+with the updates alone and once with the values published for TeSLA on CIFAR-10. That the change is minimal is asked of the network that a stream leaves
 behind: how far its weights went, and what it makes of clean images then.
 """
 
@@ -18,12 +18,13 @@ import numpy as np
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.core.errors import ConfigError, nearest
-from offsupport.engine.sparsity import PRESETS, SUFFIX
+from offsupport.engine.sparsity import SUFFIX
 from offsupport.results.intervals import Estimate, difference_estimate
 from offsupport.results.rows import Claim, Listing, Row, below, shifted
 from offsupport.studies.adaptation import CALIBRATION, AdaptConfig
 from offsupport.studies.errors import Part, difference, error_row, estimate, parts_of, row_name
 from offsupport.studies.ours.ablation import CORRUPTIONS
+from offsupport.studies.ours.tuning_sc import PUBLISHED
 from offsupport.studies.paper.table2 import MODEL
 from offsupport.studies.tables import Table, TableOptions, register_table
 
@@ -33,16 +34,18 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     row_name("tent", MINIMAL): ("tent", MINIMAL),
 }
 """What the constraint is put on: a method and its hyper-parameters, by the name of its row."""
-PUBLISHED = PRESETS["cifar10"]
-"""The constraint as published for TeSLA on CIFAR-10, beside the default step size of a method."""
-IMAGES, CLEAN = 2560, 1000
+IMAGES, BATCH, CLEAN = 1280, 32, 1000
 """Of each corruption, forty batches; and clean ones that the network is asked about afterwards."""
+ALONE: dict[str, Any] = {"freeze_base": True, "ratio_l": 1.0}
+"""The updates in place of what a method adapts by itself, at its step size: the least that can change."""
+FORMS = {"updates alone": ALONE, "as published": PUBLISHED}
+"""What the rows of other forms than the default are called."""
 HARM = 0.003
 """The constraint may cost so much before it is said to harm."""
 
 
 def grid(scale: str, options: TableOptions) -> list[Cell]:
-    """Return the cells: bases, without the constraint, with it and with it as published, on one corruption each."""
+    """Return the cells: bases without the constraint and with each form of it, on one corruption of each family."""
     for name in options.methods or ():
         if name not in BASES:
             raise ConfigError(f"This table has no method {name!r}.", nearest(name, BASES))
@@ -55,7 +58,7 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
             hyper=hyper,
             corruption=corruption,
             seed=seed,
-            batch_size=64,
+            batch_size=BATCH,
             **data,
             **(CALIBRATION if scale == "small" and hyper.get("statistics") else {}),
         ).cell()
@@ -67,10 +70,10 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
 
 
 def _arms(name: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return a base, the same with the constraint, and, but for statistics of ours, with the published one."""
+    """Return a base and the same with the constraint; but for statistics of ours, also with its other forms."""
     method, hyper = BASES[name]
-    constrained = [(method + SUFFIX, hyper), *([] if hyper else [(method + SUFFIX, PUBLISHED)])]
-    return [(method, hyper), *constrained]
+    others: list[dict[str, Any]] = [] if hyper else [ALONE, PUBLISHED]
+    return [(method, hyper), *((method + SUFFIX, each) for each in (hyper, *others))]
 
 
 Found = dict[str, list[Part]]
@@ -79,7 +82,8 @@ Found = dict[str, list[Part]]
 
 def _label(record: Record) -> str:
     method, hyper = record.cell.config["method"], record.cell.config["hyper"]
-    return f"{method}, as published" if hyper == PUBLISHED else row_name(method, hyper)
+    word = next((word for word, other in FORMS.items() if hyper == other), "")
+    return f"{method}, {word}" if word else row_name(method, hyper)
 
 
 def by_row(records: Sequence[Record]) -> Found:
@@ -113,7 +117,7 @@ def claims(records: Sequence[Record]) -> list[Claim]:
     found, made = by_row(records), []
     for name, (method, hyper) in BASES.items():
         ours = row_name(method + SUFFIX, hyper)
-        for arm in (ours, f"{ours}, as published"):
+        for arm in (ours, *(f"{ours}, {word}" for word in FORMS)):
             if name not in found or arm not in found:
                 continue
             cost = difference(found[arm], found[name])
@@ -152,7 +156,7 @@ def summary(records: Sequence[Record]) -> list[Listing]:
 register_table(
     Table(
         name="plugin",
-        title="The sparsity constraint on every kind of method, and what it leaves behind (severity 5, batches of 64)",
+        title="The sparsity constraint on every kind of method, and what it leaves behind (severity 5, batches of 32)",
         scales={
             "smoke": "256 images of the embedded digits in two corruptions, a small network trained on the spot",
             "small": f"{IMAGES:,} images of CIFAR-10-C in four corruptions, the joint model of the zoo",

@@ -1,0 +1,107 @@
+"""The table of the constraint as a plug-in: what it is put on, and what is asked of what it leaves behind."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from record_maker import make_record
+
+from offsupport.core.errors import ConfigError
+from offsupport.data import EXTRA, STANDARD
+from offsupport.methods import METHODS
+from offsupport.results import Row
+from offsupport.results.correctness import pack
+from offsupport.studies import TABLES, TableOptions
+from offsupport.studies.errors import row_name
+from offsupport.studies.ours import plugin, tuning_sc
+
+PLUGIN = TABLES["plugin"]
+
+
+def record(method, wrong, change=0.01, wrong_after=40, corruption="fog", n=400, **settings):
+    """Results of one stream: errors on it, changes of thirty parameters, errors on clean images afterwards."""
+    made = make_record(method, corruption, np.arange(n) >= wrong, "digits-c", **settings)
+    left = {
+        "change": change,
+        "changes": {f"layer{i}": change for i in range(30)},
+        "disagreement": 0.1,
+        "images": pack(np.arange(n), np.arange(n) >= wrong_after),
+    }
+    return dataclasses.replace(made, deterministic={**made.deterministic, "afterwards": left})
+
+
+def test_every_base_stands_beside_itself_on_the_same_images():
+    cells = [cell.config for cell in PLUGIN.cells("small", TableOptions())]
+    arms = {(cell["method"], "statistics" in cell["hyper"], "rank" in cell["hyper"]) for cell in cells}
+    plain = [name for name, (_, hyper) in plugin.BASES.items() if not hyper]
+    assert arms == {
+        *((name, False, False) for name in plain),
+        *((f"{name}+sc", False, published) for name in plain for published in (False, True)),
+        *((name, True, False) for name in ("tent", "tent+sc")),
+    }
+    assert len({(cell["limit"], cell["batch_size"], cell["seed"], cell["preset"]) for cell in cells}) == 1
+    assert {cell["corruption"] for cell in cells} <= set(STANDARD)
+    assert {cell["afterwards"] for cell in cells} == {plugin.CLEAN}
+    with pytest.raises(ConfigError, match="no method 'bn'"):
+        PLUGIN.cells("smoke", TableOptions(methods=("bn",)))
+
+
+def test_harm_change_and_what_is_kept_are_judged_apart():
+    made = [
+        record("tent", 100, change=0.03, wrong_after=60),
+        record("tent+sc", 100, change=0.01, wrong_after=40),
+        record("tent+sc", 200, change=0.20, wrong_after=300, hyper=plugin.PUBLISHED),
+    ]
+    verdicts = {claim.claim: claim.verdict for claim in PLUGIN.claims(made)}
+    assert verdicts == {
+        "tent+sc errs at most 0.3 points more than tent": "holds",
+        "tent+sc errs less than tent": "undecided",
+        "tent+sc moves the weights less than tent": "holds",
+        "tent+sc leaves a lower error on clean images than tent": "holds",
+        "tent+sc, as published errs at most 0.3 points more than tent": "does-not-hold",
+        "tent+sc, as published errs less than tent": "does-not-hold",
+        "tent+sc, as published moves the weights less than tent": "does-not-hold",
+        "tent+sc, as published leaves a lower error on clean images than tent": "does-not-hold",
+    }
+    rows = {(row.method, row.column): round(row.value, 6) for row in PLUGIN.rows(made)}
+    assert rows["tent+sc, as published", "digits-c/fog"] == rows["tent+sc, as published", "digits-c/avg"] == 50
+    assert rows["tent", "clean afterwards"] == 15
+    (listing,) = PLUGIN.summaries(made)
+    assert listing.lines[0] == ("tent", "25.00", "3.00", "15.00", "10.00")
+
+
+def test_an_arm_without_its_base_says_nothing():
+    assert PLUGIN.claims([record("tent+sc", 100)]) == []
+    assert PLUGIN.summaries([]) == []
+
+
+def test_the_constraint_is_chosen_on_images_that_no_table_reports():
+    cells = [cell.config for cell in TABLES["tuning-sc"].cells("small", TableOptions())]
+    assert {tuple(cell["corruption"]) for cell in cells} == {EXTRA}
+    tried = {(cell["method"], str(cell["hyper"])) for cell in cells}
+    counts = [sum(name == f"{base}+sc" for name, _ in tried) for base in tuning_sc.BASES]
+    assert set(counts) == {len(tuning_sc.CANDIDATES)}
+    with pytest.raises(ConfigError, match="no method 'tesla'"):
+        TABLES["tuning-sc"].cells("smoke", TableOptions(methods=("tesla",)))
+
+
+def test_the_lowest_average_with_gates_is_chosen():
+    def average(hyper, value):
+        values = {"metric": "error", "unit": "percent", "low": value, "high": value, "n": 100}
+        return Row(method=row_name("tent+sc", hyper), column="cifar10-c/avg", value=value, **values)
+
+    errors = dict(zip(tuning_sc.CANDIDATES, (25.0, 21.0, 22.0, 20.0, 23.0, 60.0), strict=True))
+    rows = [average(tuning_sc.CANDIDATES[name], value) for name, value in errors.items()]
+    assert tuning_sc.chosen(rows) == {"tent": tuning_sc.CANDIDATES["rank 4, a tenth"]}
+    assert tuning_sc.chosen(rows[1:]) == {}
+
+
+def test_the_defaults_are_what_was_chosen():
+    path = Path(__file__).parents[2] / "results" / "tuning-sc" / "tuning-sc.json"
+    found = tuning_sc.chosen([Row(**row) for row in json.loads(path.read_text())["rows"]])
+    assert found
+    for base, best in found.items():
+        config = METHODS[f"{base}+sc"].config_class()
+        assert {name: getattr(config, name) for name in best} == best, base
