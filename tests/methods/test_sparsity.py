@@ -288,7 +288,8 @@ def test_wrong_hyper_parameters_are_refused(hyper):
 
 
 def test_the_penalty_is_the_mean_absolute_gate():
-    plain, penalised = (adapted_to(batches=0, optimizer="sgd", ratio_s=s, momentum=0.0) for s in (0.0, 3.0))
+    options = {"batches": 0, "optimizer": "sgd", "momentum": 0.0, "ratio_l": 1.0}
+    plain, penalised = (adapted_to(ratio_s=s, **options) for s in (0.0, 3.0))
     x = stream(1)[0]
     before = {name: gate.detach().clone() for name, gate in plain.gates.items()}
     plain(x)

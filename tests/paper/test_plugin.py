@@ -34,12 +34,13 @@ def record(method, wrong, change=0.01, wrong_after=40, corruption="fog", n=400, 
 
 def test_every_base_stands_beside_itself_on_the_same_images():
     cells = [cell.config for cell in PLUGIN.cells("small", TableOptions())]
-    arms = {(cell["method"], "statistics" in cell["hyper"], "rank" in cell["hyper"]) for cell in cells}
+    arms = {(cell["method"], tuple(sorted(cell["hyper"].items()))) for cell in cells}
     plain = [name for name, (_, hyper) in plugin.BASES.items() if not hyper]
+    forms = [{}, plugin.ALONE, plugin.PUBLISHED]
     assert arms == {
-        *((name, False, False) for name in plain),
-        *((f"{name}+sc", False, published) for name in plain for published in (False, True)),
-        *((name, True, False) for name in ("tent", "tent+sc")),
+        *((name, ()) for name in plain),
+        *((f"{name}+sc", tuple(sorted(form.items()))) for name in plain for form in forms),
+        *((name, (("statistics", "minimal"),)) for name in ("tent", "tent+sc")),
     }
     assert len({(cell["limit"], cell["batch_size"], cell["seed"], cell["preset"]) for cell in cells}) == 1
     assert {cell["corruption"] for cell in cells} <= set(STANDARD)
@@ -53,6 +54,7 @@ def test_harm_change_and_what_is_kept_are_judged_apart():
         record("tent", 100, change=0.03, wrong_after=60),
         record("tent+sc", 100, change=0.01, wrong_after=40),
         record("tent+sc", 200, change=0.20, wrong_after=300, hyper=plugin.PUBLISHED),
+        record("sar+sc", 200, hyper=plugin.ALONE),
     ]
     verdicts = {claim.claim: claim.verdict for claim in PLUGIN.claims(made)}
     assert verdicts == {
@@ -68,6 +70,7 @@ def test_harm_change_and_what_is_kept_are_judged_apart():
     rows = {(row.method, row.column): round(row.value, 6) for row in PLUGIN.rows(made)}
     assert rows["tent+sc, as published", "digits-c/fog"] == rows["tent+sc, as published", "digits-c/avg"] == 50
     assert rows["tent", "clean afterwards"] == 15
+    assert rows["sar+sc, updates alone", "clean afterwards"] == 10
     (listing,) = PLUGIN.summaries(made)
     assert listing.lines[0] == ("tent", "25.00", "3.00", "15.00", "10.00")
 

@@ -270,6 +270,8 @@ def constrained(method: type[Adapter]) -> type[Adapter]:
             f"Use {SUFFIX} behind a method that does, as in 'tent{SUFFIX}'.",
         )
     teacher = method.decays is not Adapter.decays
+    alone = method.sparse_defaults.get("freeze_base", False)
+    by, beside = ("by", "") if alone else ("also by", f"{info.adapts}; ")
     body = {
         "__doc__": f"{info.name} with gated low-rank updates.",
         "__module__": __name__,
@@ -279,9 +281,9 @@ def constrained(method: type[Adapter]) -> type[Adapter]:
         "info": dataclasses.replace(
             info,
             name=info.name + SUFFIX,
-            summary=f"{info.summary.removesuffix('.')}, also by sparse low-rank updates of all weights.",
+            summary=f"{info.summary.removesuffix('.')}, {by} sparse low-rank updates of all weights.",
             paper=f"{info.paper}; Kong et al. 2024",
-            adapts=f"{info.adapts}; gated low-rank updates of convolutions and linear layers",
+            adapts=f"{beside}gated low-rank updates of convolutions and linear layers",
         ),
     }
     mixin = ConstrainedStudent if teacher else Constrained

@@ -1,9 +1,9 @@
 """Plug-in: the sparsity constraint on top of each method, by the defaults and as published; and what it leaves behind.
 
 The paper calls the constraint a versatile module for existing methods, and reports it on TeSLA. Here it stands on every
-family of methods, each against itself without it on the same images, once with the defaults of this library, once
-with the updates alone and once with the values published for TeSLA on CIFAR-10. That the change is minimal is asked of the network that a stream leaves
-behind: how far its weights went, and what it makes of clean images then.
+family of methods, each against itself without it on the same images: with the defaults of this library, with its
+updates alone, and with the values published for TeSLA on CIFAR-10. That the change is minimal is asked of the network
+that a stream leaves behind: how far its weights went, and what it makes of clean images then.
 """
 
 from __future__ import annotations

@@ -59,14 +59,15 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
 def chosen(found: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Return the candidate with the lowest average error of each method that has all of them.
 
-    The one without gates stands for comparison: there would be nothing left to be sparse.
+    The one without gates stands for comparison: there would be nothing left to be sparse. Of two that are equal, the
+    one that moves more.
     """
     averages = {row.method: row.value for row in found if row.column.endswith("/avg")}
     best = {}
     for base in BASES:
         tried = {row_name(base + SUFFIX, hyper): hyper for hyper in CANDIDATES.values() if hyper["gates"]}
         if all(name in averages for name in tried):
-            best[base] = tried[min(tried, key=averages.__getitem__)]
+            best[base] = tried[min(tried, key=lambda name: (round(averages[name], 6), -tried[name]["ratio_l"]))]
     return best
 
 
