@@ -72,7 +72,10 @@ def test_harm_change_and_what_is_kept_are_judged_apart():
     assert rows["tent", "clean afterwards"] == 15
     assert rows["sar+sc, updates alone", "clean afterwards"] == 10
     (listing,) = PLUGIN.summaries(made)
-    assert listing.lines[0] == ("tent", "25.00", "3.00", "15.00", "10.00")
+    assert listing.lines[0] == ("tent", "25.00", "", "3.00", "15.00", "", "10.00")
+    same, less = "+0.00 (+0.00 to +0.00)", listing.lines[1][5]
+    assert listing.lines[1] == ("tent+sc", "25.00", same, "1.00", "10.00", less, "10.00")
+    assert less.startswith("-5.00 (-")
 
 
 def test_an_arm_without_its_base_says_nothing():
@@ -99,6 +102,8 @@ def test_the_lowest_average_with_gates_is_chosen():
     rows = [average(tuning_sc.CANDIDATES[name], value) for name, value in errors.items()]
     assert tuning_sc.chosen(rows) == {"tent": tuning_sc.CANDIDATES["rank 4, a tenth"]}
     assert tuning_sc.chosen(rows[1:]) == {}
+    tie = [average(tuning_sc.CANDIDATES[name], 20.0) for name in errors]
+    assert tuning_sc.chosen(tie) == {"tent": tuning_sc.CANDIDATES["updates alone, tenfold"]}
 
 
 def test_the_defaults_are_what_was_chosen():

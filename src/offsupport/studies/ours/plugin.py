@@ -141,16 +141,37 @@ def _moved_apart(ours: Sequence[Part], theirs: Sequence[Part]) -> Estimate:
 
 
 def summary(records: Sequence[Record]) -> list[Listing]:
-    """Return, row by row, the error, how far the weights went and what is left of the source model."""
-    lines = []
-    for name, parts in by_row(records).items():
+    """Return, row by row, the error, how far the weights went and what is left of the source model, all in percent.
+
+    With the constraint, also how much more than without it, with intervals.
+    """
+    found, lines = by_row(records), []
+    for name, parts in found.items():
         left = [part.record.deterministic["afterwards"] for part in parts]
-        error, clean = estimate(parts), estimate(afterwards(parts))
         mean = {word: 100 * fmean(each[word] for each in left) for word in ("change", "disagreement")}
-        numbers = (100 * error.value, mean["change"], 100 * clean.value, mean["disagreement"])
-        lines.append((name, *(f"{number:.2f}" for number in numbers)))
-    columns = ("method", "error, %", "change of all weights, %", "clean error afterwards, %", "answers changed, %")
+        # Without the constraint: the form stands behind a comma, the hyper-parameters in brackets.
+        base = found.get(name.partition(",")[0].replace(SUFFIX, "")) if SUFFIX in name else None
+        cost = difference(parts, base) if base else None
+        kept = difference(afterwards(parts), afterwards(base)) if base else None
+        numbers = (f"{100 * estimate(parts).value:.2f}", _points(cost), f"{mean['change']:.2f}")
+        clean = (f"{100 * estimate(afterwards(parts)).value:.2f}", _points(kept), f"{mean['disagreement']:.2f}")
+        lines.append((name, *numbers, *clean))
+    columns = (
+        "method",
+        "error",
+        "over the method",
+        "change of weights",
+        "clean error after",
+        "over it",
+        "answers changed",
+    )
     return [Listing("minimal_change", columns, lines)] if lines else []
+
+
+def _points(found: Estimate | None) -> str:
+    if found is None:
+        return ""
+    return f"{100 * found.value:+.2f} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
 
 
 register_table(
