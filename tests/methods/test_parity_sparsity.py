@@ -196,7 +196,7 @@ def test_fisher_weights_hold_the_parameters_of_the_method_alone():
 
 def test_sharpness_is_measured_over_all_parameters():
     plain, stream = network("group"), batches([24] * 10)
-    options = {"lr": 1e-2, "margin": 2.0, "reset_below": 0.0, "rho": 0.1, "exclude_last": 0.0, "freeze_base": False}
+    options = {"lr": 1e-2, "margin": 2.0, "reset_below": 0.0, "rho": 0.1, "exclude_last": 0.0, "ratio_l": 1.0}
     adapted = offsupport.adapt(plain, "sar+sc", rank=RANK, penalty="none", collapse="off", input_range=None, **options)
     net = with_branches(plain, adapted)
     parameters = norm_parameters(net) + list(low_rank_parameters(net).values())

@@ -11,8 +11,9 @@ from record_maker import make_record
 from offsupport.core.errors import ConfigError
 from offsupport.data import EXTRA, STANDARD
 from offsupport.methods import METHODS
-from offsupport.results import Row
 from offsupport.results.correctness import pack
+from offsupport.results.intervals import Estimate
+from offsupport.results.rows import Claim, Evidence, below
 from offsupport.studies import TABLES, TableOptions
 from offsupport.studies.errors import row_name
 from offsupport.studies.ours import plugin, tuning_sc
@@ -78,8 +79,11 @@ def test_harm_change_and_what_is_kept_are_judged_apart():
     assert less.startswith("-5.00 (-")
 
 
-def test_an_arm_without_its_base_says_nothing():
+def test_an_arm_without_its_base_or_without_a_corruption_says_nothing():
     assert PLUGIN.claims([record("tent+sc", 100)]) == []
+    made = [record("tent", 100), record("tent", 100, corruption="contrast"), record("tent+sc", 50)]
+    assert PLUGIN.claims(made) == []
+    assert [row.column for row in PLUGIN.rows(made) if row.method == "tent+sc"] == ["digits-c/fog"]
     assert PLUGIN.summaries([]) == []
 
 
@@ -93,23 +97,22 @@ def test_the_constraint_is_chosen_on_images_that_no_table_reports():
         TABLES["tuning-sc"].cells("smoke", TableOptions(methods=("tesla",)))
 
 
-def test_the_lowest_average_with_gates_is_chosen():
-    def average(hyper, value):
-        values = {"metric": "error", "unit": "percent", "low": value, "high": value, "n": 100}
-        return Row(method=row_name("tent+sc", hyper), column="cifar10-c/avg", value=value, **values)
+def test_the_lowest_upper_bound_with_gates_is_chosen():
+    def claim(hyper, high):
+        quantity = f"error({row_name('tent+sc', hyper)}) - error(tent)"
+        return below("", Estimate(-0.01, -0.03, high, 100), quantity)
 
-    errors = dict(zip(tuning_sc.CANDIDATES, (25.0, 21.0, 22.0, 20.0, 23.0, 60.0), strict=True))
-    rows = [average(tuning_sc.CANDIDATES[name], value) for name, value in errors.items()]
-    assert tuning_sc.chosen(rows) == {"tent": tuning_sc.CANDIDATES["rank 4, a tenth"]}
-    assert tuning_sc.chosen(rows[1:]) == {}
-    tie = [average(tuning_sc.CANDIDATES[name], 20.0) for name in errors]
-    assert tuning_sc.chosen(tie) == {"tent": tuning_sc.CANDIDATES["updates alone, tenfold"]}
+    bounds = dict(zip(tuning_sc.CANDIDATES, (0.05, 0.01, 0.02, 0.0, 0.03, 0.6), strict=True))
+    claims = [claim(tuning_sc.CANDIDATES[name], high) for name, high in bounds.items()]
+    assert tuning_sc.chosen(claims) == {"tent": tuning_sc.CANDIDATES["rank 4, a tenth"]}
+    assert tuning_sc.chosen(claims[1:]) == {}
 
 
 def test_the_defaults_are_what_was_chosen():
     path = Path(__file__).parents[2] / "results" / "tuning-sc" / "tuning-sc.json"
-    found = tuning_sc.chosen([Row(**row) for row in json.loads(path.read_text())["rows"]])
-    assert found
+    stored = json.loads(path.read_text())["claims"]
+    found = tuning_sc.chosen([Claim(**{**claim, "evidence": Evidence(**claim["evidence"])}) for claim in stored])
+    assert set(found) == set(tuning_sc.BASES)
     for base, best in found.items():
         config = METHODS[f"{base}+sc"].config_class()
         assert {name: getattr(config, name) for name in best} == best, base

@@ -100,34 +100,49 @@ def afterwards(parts: Sequence[Part]) -> list[Part]:
     return [Part(replace(part.record, deterministic=each), "clean") for part, each in zip(parts, left, strict=True)]
 
 
+def whole_rows(records: Sequence[Record]) -> Found:
+    """Return the rows that have every corruption that any has: averages of others would compare different things."""
+    found = by_row(records)
+    domains = {part.domain for parts in found.values() for part in parts}
+    return {name: parts for name, parts in found.items() if {part.domain for part in parts} == domains}
+
+
+def _paired(found: Found, arm: str, base: str) -> tuple[list[Part], list[Part]]:
+    """Return the results of two rows on the seeds that both have, corruption by corruption."""
+    ours, theirs = ({(part.domain, part.record.cell.config["seed"]): part for part in found[n]} for n in (arm, base))
+    return [ours[key] for key in ours if key in theirs], [theirs[key] for key in ours if key in theirs]
+
+
 def rows(records: Sequence[Record]) -> list[Row]:
     """Return the error on each corruption, on all of them, and on clean images afterwards."""
-    made = []
+    made, whole = [], whole_rows(records)
     for name, parts in by_row(records).items():
         for domain in dict.fromkeys(part.domain for part in parts):
             one = [part for part in parts if part.domain == domain]
             made.append(error_row(name, f"{parts[0].dataset}/{domain.partition('/')[0]}", one, {}))
-        made.append(error_row(name, f"{parts[0].dataset}/avg", parts, {}))
-        made.append(error_row(name, "clean afterwards", afterwards(parts), {}))
+        if name in whole:
+            made.append(error_row(name, f"{parts[0].dataset}/avg", parts, {}))
+            made.append(error_row(name, "clean afterwards", afterwards(parts), {}))
     return made
 
 
 def claims(records: Sequence[Record]) -> list[Claim]:
     """Ask of each base whether the constraint does harm, helps, moves the weights less and keeps more of the source."""
-    found, made = by_row(records), []
+    found, made = whole_rows(records), []
     for name, (method, hyper) in BASES.items():
         ours = row_name(method + SUFFIX, hyper)
         for arm in (ours, *(f"{ours}, {word}" for word in FORMS)):
             if name not in found or arm not in found:
                 continue
-            cost = difference(found[arm], found[name])
+            both = _paired(found, arm, name)
+            cost = difference(*both)
             limit, quantity = f"{100 * HARM:g} points", f"error({arm}) - error({name})"
             harm = shifted(cost, HARM)
             made.append(below(f"{arm} errs at most {limit} more than {name}", harm, f"{quantity} - {limit}"))
             made.append(below(f"{arm} errs less than {name}", cost, quantity))
-            moved = _moved_apart(found[arm], found[name])
+            moved = _moved_apart(*both)
             made.append(below(f"{arm} moves the weights less than {name}", moved, f"change({arm}) - change({name})"))
-            left = difference(afterwards(found[arm]), afterwards(found[name]))
+            left = difference(*map(afterwards, both))
             made.append(below(f"{arm} leaves a lower error on clean images than {name}", left, f"clean {quantity}"))
     return made
 
@@ -145,14 +160,15 @@ def summary(records: Sequence[Record]) -> list[Listing]:
 
     With the constraint, also how much more than without it, with intervals.
     """
-    found, lines = by_row(records), []
+    found, lines = whole_rows(records), []
     for name, parts in found.items():
         left = [part.record.deterministic["afterwards"] for part in parts]
         mean = {word: 100 * fmean(each[word] for each in left) for word in ("change", "disagreement")}
         # Without the constraint: the form stands behind a comma, the hyper-parameters in brackets.
-        base = found.get(name.partition(",")[0].replace(SUFFIX, "")) if SUFFIX in name else None
-        cost = difference(parts, base) if base else None
-        kept = difference(afterwards(parts), afterwards(base)) if base else None
+        base = name.partition(",")[0].replace(SUFFIX, "")
+        both = _paired(found, name, base) if SUFFIX in name and base in found else None
+        cost = difference(*both) if both else None
+        kept = difference(*map(afterwards, both)) if both else None
         numbers = (f"{100 * estimate(parts).value:.2f}", _points(cost), f"{mean['change']:.2f}")
         clean = (f"{100 * estimate(afterwards(parts)).value:.2f}", _points(kept), f"{mean['disagreement']:.2f}")
         lines.append((name, *numbers, *clean))

@@ -16,7 +16,7 @@ from offsupport.bench.store import Record
 from offsupport.core.errors import ConfigError, nearest
 from offsupport.data import EXTRA
 from offsupport.engine.sparsity import PRESETS, SUFFIX
-from offsupport.results.rows import Listing, Row
+from offsupport.results.rows import Claim, Listing
 from offsupport.studies.adaptation import AdaptConfig
 from offsupport.studies.errors import below_claims, error_rows, row_name
 from offsupport.studies.paper.table2 import MODEL
@@ -57,18 +57,18 @@ def grid(scale: str, options: TableOptions) -> list[Cell]:
     return [AdaptConfig(method=method, hyper=hyper, **data).cell() for method, hyper in arms]
 
 
-def chosen(found: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return the candidate with the lowest average error of each method that has all of them.
+def chosen(claims: Sequence[Claim]) -> dict[str, dict[str, Any]]:
+    """Return for each method that has all candidates the one that is surest to do no harm.
 
-    The one without gates stands for comparison: there would be nothing left to be sparse. Of two that are equal, the
-    one that moves more.
+    That is the one whose error less that of the method itself has the lowest upper bound. The candidate without gates
+    stands for comparison: there would be nothing left to be sparse.
     """
-    averages = {row.method: row.value for row in found if row.column.endswith("/avg")}
+    worst = {claim.evidence.quantity: claim.evidence.high for claim in claims}
     best = {}
     for base in BASES:
-        tried = {row_name(base + SUFFIX, hyper): hyper for hyper in CANDIDATES.values() if hyper["gates"]}
-        if all(name in averages for name in tried):
-            best[base] = tried[min(tried, key=lambda name: (round(averages[name], 6), -tried[name]["ratio_l"]))]
+        tried = {f"error({row_name(base + SUFFIX, hyper)}) - error({base})": hyper for hyper in CANDIDATES.values()}
+        if all(quantity in worst for quantity in tried):
+            best[base] = tried[min((each for each in tried if tried[each]["gates"]), key=worst.__getitem__)]
     return best
 
 
