@@ -156,3 +156,31 @@ def test_a_cell_says_its_device_only_where_it_is_not_the_cpu(tmp_path):
     assert gpu.cell().config["device"] == "cuda"
     with pytest.raises(ConfigError, match="no device 'gpu'"):
         prepare_adapt([dataclasses.replace(SMALL, device="gpu")], place(tmp_path))
+
+
+def test_what_a_stream_leaves_behind_is_compared_with_the_source_model(tmp_path):
+    config = dataclasses.replace(SMALL, method="tent", hyper={"lr": 0.3}, afterwards=30)
+    found = run_adapt(config, place(tmp_path)).deterministic["afterwards"]
+    adapted = offsupport.adapt(tiny(), "tent", lr=0.3)
+    offsupport.evaluate(adapted, offsupport.data.stream("digits-c", corruption="contrast", limit=48, batch_size=16))
+    before, after = dict(tiny().named_parameters()), dict(adapted.merge().named_parameters())
+    flat = {
+        name: torch.cat([p.detach().flatten() for p in each.values()]) for name, each in (("b", before), ("a", after))
+    }
+    assert found["change"] == pytest.approx(float((flat["a"] - flat["b"]).norm() / flat["b"].norm()), rel=1e-5)
+    assert found["change"] > 0
+    assert set(found["changes"]) == {name for name, p in before.items() if p.any()}
+    (clean,) = offsupport.data.stream("digits", limit=30, batch_size=30)
+    said, was = adapted.merge()(clean.x).argmax(1), tiny().eval()(clean.x).argmax(1)
+    assert found["error"] == pytest.approx(float((said != clean.y).float().mean()))
+    assert found["disagreement"] == pytest.approx(float((said != was).float().mean()))
+    rows, correct = unpack(found["images"])
+    assert dict(zip(rows, correct, strict=True)) == dict(
+        zip(clean.index.tolist(), (said == clean.y).tolist(), strict=True)
+    )
+
+
+def test_a_network_that_never_moved_is_the_source_model_afterwards(tmp_path):
+    found = run_adapt(dataclasses.replace(SMALL, afterwards=30), place(tmp_path)).deterministic["afterwards"]
+    assert (found["change"], found["disagreement"]) == (0.0, 0.0)
+    assert "afterwards" not in SMALL.cell().config  # keys of stored results stay what they are

@@ -186,7 +186,10 @@ class Plain:
             ]
             rest = self.without_classes(place, away, surplus)
             chance = [
-                [moment["within"] * (1 / images + self.squares) + moment["between"] * doubted for moment in each["moment"]]
+                [
+                    moment["within"] * (1 / images + self.squares) + moment["between"] * doubted
+                    for moment in each["moment"]
+                ]
                 for each in moments
             ]
             of.append([[r[k] ** 2 / c[k] for k in range(2)] for r, c in zip(rest, chance, strict=True)])

@@ -134,7 +134,8 @@ SET_UPS = {
 def test_tent(kind, set_up):
     ours, theirs = SET_UPS[set_up]
     plain, stream = NETWORKS[kind](), batches(SIZES)
-    adapted = offsupport.adapt(plain, "tent+sc", rank=RANK, collapse="off", input_range=None, **{"lr": 1e-2, **ours})
+    options = {"lr": 1e-2, "ratio_l": 1.0, **ours}
+    adapted = offsupport.adapt(plain, "tent+sc", rank=RANK, collapse="off", input_range=None, **options)
     net = with_branches(plain, adapted)
     expected = reference(net, stream, mean_entropy, norm_parameters(net), **theirs)
     assert_constrained_parity(adapted, net, expected, stream)
@@ -142,9 +143,8 @@ def test_tent(kind, set_up):
 
 def test_a_frozen_base_and_a_head_left_alone():
     plain, stream = network("batch"), batches(SIZES)
-    adapted = offsupport.adapt(
-        plain, "tent+sc", rank=RANK, lr=1e-2, freeze_base=True, head=False, collapse="off", input_range=None
-    )
+    options = {"lr": 1e-2, "ratio_l": 1.0, "freeze_base": True, "head": False}
+    adapted = offsupport.adapt(plain, "tent+sc", rank=RANK, collapse="off", input_range=None, **options)
     net = with_branches(plain, adapted, head=False)
     assert_constrained_parity(adapted, net, reference(net, stream, mean_entropy, [], l1=1e-3), stream)
     unmoved = [
@@ -196,7 +196,7 @@ def test_fisher_weights_hold_the_parameters_of_the_method_alone():
 
 def test_sharpness_is_measured_over_all_parameters():
     plain, stream = network("group"), batches([24] * 10)
-    options = {"lr": 1e-2, "margin": 2.0, "reset_below": 0.0, "rho": 0.1, "exclude_last": 0.0}
+    options = {"lr": 1e-2, "margin": 2.0, "reset_below": 0.0, "rho": 0.1, "exclude_last": 0.0, "ratio_l": 1.0}
     adapted = offsupport.adapt(plain, "sar+sc", rank=RANK, penalty="none", collapse="off", input_range=None, **options)
     net = with_branches(plain, adapted)
     parameters = norm_parameters(net) + list(low_rank_parameters(net).values())

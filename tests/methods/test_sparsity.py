@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+import pickle
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -74,6 +76,29 @@ def test_presets_are_the_published_ones():
     assert [TEACHER_PRESETS[name]["teacher_decay"] for name in PRESETS] == [0.0, 0.9, 0.9]
     config = offsupport.adapt(resnet18(width=8), "tent+sc", preset="imagenet", rank=2).config
     assert (config.optimizer, config.lr, config.rank, config.ratio_l) == ("sgd", 2.5e-4, 2, 5.0)
+
+
+def test_a_method_may_have_defaults_of_its_own_beside_the_published_presets():
+    class Own(METHODS["tent"]):
+        sparse_defaults: ClassVar = {"freeze_base": True, "ratio_l": 0.5}
+
+    fields = dict.fromkeys(("summary", "paper", "adapts", "scored", "single"), "")
+    register_method(MethodInfo(name="own", norm="any", source="none", **fields), StepConfig)(Own)
+    try:
+        cls, model = METHODS["own+sc"], NETWORKS["batch_norm"]()
+        config = offsupport.adapt(model, "own+sc").config
+        assert (config.freeze_base, config.ratio_l, config.rank) == (True, 0.5, 4)
+        assert offsupport.adapt(model, "own+sc", freeze_base=False).config.freeze_base is False
+        again = pickle.loads(pickle.dumps(config))
+        assert (again, type(again)) == (config, type(config))
+        for name in PRESETS:
+            published = offsupport.adapt(model, "own+sc", preset=name).config
+            assert (published.freeze_base, published.ratio_l) == (False, PRESETS[name]["ratio_l"])
+        narrow = offsupport.adapt(model, "own+sc", preset="cifar10-small").config
+        assert (narrow.freeze_base, narrow.ratio_l, narrow.rank) == (True, 0.5, 4)
+        assert {"freeze_base", "ratio_l"} <= {field.name for field in dataclasses.fields(cls.config_class)}
+    finally:
+        del METHODS._items["own"]
 
 
 class Follower(Adapter):
@@ -263,7 +288,8 @@ def test_wrong_hyper_parameters_are_refused(hyper):
 
 
 def test_the_penalty_is_the_mean_absolute_gate():
-    plain, penalised = (adapted_to(batches=0, optimizer="sgd", ratio_s=s, momentum=0.0) for s in (0.0, 3.0))
+    options = {"batches": 0, "optimizer": "sgd", "momentum": 0.0, "ratio_l": 1.0}
+    plain, penalised = (adapted_to(ratio_s=s, **options) for s in (0.0, 3.0))
     x = stream(1)[0]
     before = {name: gate.detach().clone() for name, gate in plain.gates.items()}
     plain(x)

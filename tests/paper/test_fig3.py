@@ -81,3 +81,20 @@ def test_errors_rise_with_the_square():
     wrong = dict(zip(BLOCKS, (40, 80, 80, 300), strict=True))
     made = [record(block, severity, wrong[block]) for block in BLOCKS for severity in (1, 10)]
     assert [claim.verdict for claim in FIG3.claims(made)][4:] == ["holds", "undecided", "holds"]
+
+
+def test_our_methods_are_held_to_the_same_sentences_and_beside_tent():
+    corners = [(block, severity) for block in (SPARSE, DENSE) for severity in (1, 10)]
+    made = [record(block, severity, 100, method) for method in ("tent", "minimal") for block, severity in corners]
+    made = [r for r in made if r.cell.config["method"] == "tent" or r.cell.config["block"] == DENSE]
+    assert not [claim for claim in FIG3.claims(made) if claim.claim.startswith("minimal is almost")]
+    made += [record(SPARSE, severity, 20, "minimal") for severity in (1, 10)]
+    found = {claim.claim: claim.verdict for claim in FIG3.claims(made) if "minimal" in claim.claim}
+    assert found == {
+        "minimal is almost constant over severities in the sparse regime (block-8, 5 points)": "holds",
+        "minimal declines dramatically in the dense regime (block-32, 20 points)": "does-not-hold",
+        "the error of minimal rises less with severity in the sparse regime than in the dense one": "undecided",
+        "minimal collapses in the dense regime (block-32: an error above 80 %)": "does-not-hold",
+        "minimal errs less than TENT at block-8, over severities 1 to 10": "holds",
+        "minimal errs less than TENT at block-32, over severities 1 to 10": "undecided",
+    }

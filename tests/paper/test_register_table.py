@@ -42,7 +42,7 @@ def test_a_registered_table_is_listed_among_those_people_look_for(mine, capsys):
 
 
 def test_records_are_tunings_and_sensitivities():
-    tunings = {"tuning", "tuning-policy", "tuning-prox", "tuning-mae"}
+    tunings = {"tuning", "tuning-policy", "tuning-prox", "tuning-sc", "tuning-mae"}
     assert {name for name in TABLES if TABLES[name].record} == tunings | {"kl-choice", "sensitivity", "harder"}
 
 

@@ -127,10 +127,11 @@ def _results(path: Path) -> dict[str, Record]:
 
 TOLERANCE = 0.02
 """Elsewhere kernels round differently and single predictions flip: numbers may differ by this much, or this share."""
-_FINE = {"trace", "per_class", "images", "events", "warnings", "gates", "updates"}
+_FINE = {"trace", "per_class", "images", "events", "warnings", "gates", "updates", "changes"}
 """Details in which one flipped prediction weighs more: only their sums are compared elsewhere.
 
-The last two are single gates and the updates of single layers, with ``zero_gates`` and ``mean_effective_rank`` as sums.
+``gates`` and ``updates`` are single gates and the updates of single layers, with ``zero_gates`` and
+``mean_effective_rank`` as sums; ``changes`` are those of single parameters, with ``change`` as sum.
 """
 
 _DATA = ("provenance.data_source", "provenance.data_sha256")

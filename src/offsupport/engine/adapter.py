@@ -93,6 +93,8 @@ class Adapter(Lifecycle, abc.ABC):
     """Hyper-parameters by the name of the preset; ``cifar10-small``, if it is not said, is ``cifar10``."""
     sparse_presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """What the sparsity constraint changes in them, where that is not the same for all methods."""
+    sparse_defaults: ClassVar[dict[str, Any]] = {}
+    """The defaults of the sparsity constraint on this method, where they are not those of all."""
     statistics: ClassVar[Statistics] = "batch"
     """What batch norm normalises by when the method is called, unless its hyper-parameter ``statistics`` says."""
     small_batch_with_norm: ClassVar[int] = 16

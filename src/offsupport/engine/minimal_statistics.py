@@ -382,9 +382,7 @@ class MinimalStatistics(CountedStatistics):
         # The layer was trained to subtract `mean`, not the clean mean: the difference shrinks or grows with the rest.
         return torch.stack([clean[0] + share * shift[0] - (clean[0] - mean) * ratio.sqrt(), var * ratio])
 
-    def _undo_fading(
-        self, total: Tensor, shift: Tensor, share: Tensor, ratio: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _undo_fading(self, total: Tensor, shift: Tensor, share: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return shifts, shares and ratios of variances, those of the first layer for a loss of contrast made good.
 
         Part of the way back is not enough there: a tenth of the variance, moved by half, is five times too much. No

@@ -31,11 +31,16 @@ from offsupport.nn.projected import training_heads
 SUFFIX = "+sc"
 """Behind the name of a method that takes steps: the method under the sparsity constraint."""
 
+HARMFUL = 2
+"""From this multiple of its step size on, a clipped update has done harm where no teacher holds the network."""
+
 # Hyper-parameters of the sparsity constraint, beside those of whatever method it constrains.
 
 
 Preset = dict[str, dict[str, Any]]
 """Hyper-parameters by the name of the preset."""
+Defaults = tuple[tuple[str, Any], ...]
+"""Names and values of defaults that are not those of every method."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,7 @@ class Constraint:
     """Hyper-parameters of the sparsity constraint; those of the constrained method stand beside them."""
 
     base: ClassVar[type[MethodConfig]]
+    own: ClassVar[Defaults] = ()
 
     rank: int = 4
     """Rank of the updates; a layer with fewer channels clips it."""
@@ -80,7 +86,7 @@ class Constraint:
 
     def __reduce__(self) -> Any:
         # No module holds the class of this configuration: it is made again from its two halves.
-        return _rebuild_config, (self.base, isinstance(self, TeacherConstraint), dataclasses.asdict(self))
+        return _rebuild_config, (self.base, isinstance(self, TeacherConstraint), dataclasses.asdict(self), self.own)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,15 +115,24 @@ TEACHER_PRESETS: Preset = {
 
 
 @functools.cache
-def constrained_config(base: Any, teacher: bool) -> Any:
-    """Return the hyper-parameters of a method with those of the constraint, as one dataclass."""
+def constrained_config(base: Any, teacher: bool, own: Defaults = ()) -> Any:
+    """Return the hyper-parameters of a method with those of the constraint, as one dataclass.
+
+    Args:
+        base: The hyper-parameters of the method.
+        teacher: Whether it has a teacher.
+        own: Defaults of the constraint on this method, where they are others.
+    """
     ours = TeacherConstraint if teacher else Constraint
-    combined = type(f"Constrained{base.__name__}", (ours, base), {"__module__": __name__, "base": base})
+    body = {"__module__": __name__, "base": base, "own": own, **dict(own)}
+    # A default that a dataclass is to take over from its body has to be annotated there.
+    body["__annotations__"] = {name: Constraint.__annotations__[name] for name, _ in own}
+    combined = type(f"Constrained{base.__name__}", (ours, base), body)
     return dataclasses.dataclass(frozen=True, kw_only=True)(combined)
 
 
-def _rebuild_config(base: Any, teacher: bool, values: dict[str, Any]) -> Any:
-    return constrained_config(base, teacher)(**values)
+def _rebuild_config(base: Any, teacher: bool, values: dict[str, Any], own: Defaults = ()) -> Any:
+    return constrained_config(base, teacher, own)(**values)
 
 
 class Constrained(Adapter):
@@ -184,10 +199,13 @@ class Constrained(Adapter):
         clipped = {name: rank for name, rank in ranks.items() if rank < self.config.rank}
         if clipped:
             least = min(clipped, key=clipped.__getitem__)
+            times = self.config.rank / clipped[least]
+            harmless = times < HARMFUL or bool(self.decays())
+            said = "Nothing needs to be done" if harmless else "Without a teacher this has done harm"
             warnings.warn(
                 f"{self.info.name}: rank {self.config.rank} is more than {len(clipped)} of {len(ranks)} layers allow; "
-                f"there it is their number of channels (down to {clipped[least]}, in {least or 'the model'!r}). "
-                f"Nothing needs to be done; rank={clipped[least]} would fit all of them.",
+                f"there it is their number of channels (down to {clipped[least]}, in {least or 'the model'!r}), and "
+                f"what is learned counts up to {times:.3g} times. {said}; rank={clipped[least]} would fit all of them.",
                 stacklevel=3,
             )
 
@@ -251,18 +269,20 @@ def constrained(method: type[Adapter]) -> type[Adapter]:
             f"Use {SUFFIX} behind a method that does, as in 'tent{SUFFIX}'.",
         )
     teacher = method.decays is not Adapter.decays
+    alone = method.sparse_defaults.get("freeze_base", False)
+    by, beside = ("by", "") if alone else ("also by", f"{info.adapts}; ")
     body = {
         "__doc__": f"{info.name} with gated low-rank updates.",
         "__module__": __name__,
         "method": method,
-        "config_class": constrained_config(config_class, teacher),
+        "config_class": constrained_config(config_class, teacher, tuple(method.sparse_defaults.items())),
         "presets": _constrained_presets(method, teacher),
         "info": dataclasses.replace(
             info,
             name=info.name + SUFFIX,
-            summary=f"{info.summary.removesuffix('.')}, also by sparse low-rank updates of all weights.",
+            summary=f"{info.summary.removesuffix('.')}, {by} sparse low-rank updates of all weights.",
             paper=f"{info.paper}; Kong et al. 2024",
-            adapts=f"{info.adapts}; gated low-rank updates of convolutions and linear layers",
+            adapts=f"{beside}gated low-rank updates of convolutions and linear layers",
         ),
     }
     mixin = ConstrainedStudent if teacher else Constrained
@@ -270,9 +290,14 @@ def constrained(method: type[Adapter]) -> type[Adapter]:
 
 
 def _constrained_presets(method: type[Adapter], teacher: bool) -> Preset:
-    """Return the presets of a method with those of the constraint, and last what the method says for both together."""
-    ours = {name: PRESETS[name] | (TEACHER_PRESETS[name] if teacher else {}) for name in PRESETS}
-    ours[NARROW] = ours[PUBLISHED]
+    """Return the presets of a method with those of the constraint, and last what the method says for both together.
+
+    What is published stays so where the method has defaults of its own; the preset for narrow networks is ours, and has
+    those.
+    """
+    published = {name: getattr(Constraint, name) for name in method.sparse_defaults}
+    ours = {name: published | PRESETS[name] | (TEACHER_PRESETS[name] if teacher else {}) for name in PRESETS}
+    ours[NARROW] = method.sparse_defaults or ours[PUBLISHED]
     return {
         name: preset | ours.get(name, {}) | method.sparse_presets.get(name, {})
         for name, preset in method.presets.items()

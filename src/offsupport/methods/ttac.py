@@ -99,6 +99,8 @@ class Ttac(Following):
             "class_cov": "diagonal",
         },
     }
+    # Of what was tried on the extra corruptions, this is surest to do no harm (``offsupport reproduce tuning-sc``).
+    sparse_defaults: ClassVar[dict[str, Any]] = {"ratio_l": 0.1}
 
     def initial_memory(self) -> dict[str, Tensor]:
         """Remember the moments of all features, from zero, and of each class, from those of the source."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from offsupport.methods import Adapter
 
 
-UNSAID = {"shard": None, "device": "cpu"}
+UNSAID = {"shard": None, "device": "cpu", "afterwards": 0}
 """Settings that a cell leaves out where they have these values."""
 SOURCE_BATCH = 64
 """Source images come in batches of at least this size, however few target images come at once."""
@@ -85,6 +85,8 @@ class AdaptConfig(Images):
     """Threads of the computation."""
     device: str = "cpu"
     """Where it is computed: ``cpu`` or ``cuda``."""
+    afterwards: int = 0
+    """When the stream is over, the network is asked about so many clean test images; 0 for none."""
 
     def cell(self) -> Cell:
         """Return the cell of these settings; the hash of the model's weights, where it has any yet, is part of it."""
@@ -109,6 +111,9 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     """Adapt the model along the stream and score it."""
     import torch
 
+    from offsupport import data
+    from offsupport.studies.afterwards import left_behind
+
     torch.set_num_threads(config.threads)
     if config.device == "cuda":
         require_gpus()
@@ -129,6 +134,9 @@ def run_adapt(config: AdaptConfig, place: Place) -> Outcome:
     timing = {"seconds": result.seconds, "peak_bytes": result.memory}
     findings = adapter.findings()
     measured = {**_measured(result), "warnings": remarks, **({"findings": findings} if findings else {})}
+    if config.afterwards:
+        clean = data.stream(config.dataset.removesuffix("-c"), place.data, limit=config.afterwards, batch_size=256)
+        measured["afterwards"] = left_behind(adapter, model, clean)
     return Outcome(measured, provenance, timing)
 
 

@@ -28,6 +28,8 @@ IMAGES = 5000
 """Of each combination at small scale: forty batches."""
 FLAT, DECLINE, COLLAPSE = 0.05, 0.20, 0.80
 """What "almost constant", "dramatically declines" and "collapses" are taken to mean: two rises and an error."""
+NAMES = {"tent": "TENT"}
+"""As the paper spells them."""
 SUPERVISED = "zoo:cifar10-resnet18x0.25-supervised"
 Curves = dict[tuple[str, int, int], list[Part]]
 """Results by method, block and severity."""
@@ -70,12 +72,22 @@ def rows(records: Sequence[Record]) -> list[Row]:
 
 
 def claims(records: Sequence[Record]) -> list[Claim]:
-    """Ask whether TENT stays flat under sparse shifts, and declines and collapses under dense ones."""
+    """Ask whether TENT stays flat under sparse shifts, and declines and collapses under dense ones; and so of ours."""
     found = curves(records)
+    made = _regimes(found, "tent")
+    made += _by_size(found, SEVERITIES[-1]) if made else []
+    for method in OURS:
+        made += [*_regimes(found, method), *_beside_tent(found, method)]
+    return made
+
+
+def _regimes(found: Curves, method: str) -> list[Claim]:
+    """Judge the sentences of the paper about one method, if the corners of the figure are there."""
     sparse, dense, mild, harsh = BLOCKS[0], BLOCKS[-1], SEVERITIES[0], SEVERITIES[-1]
-    corners = [("tent", block, severity) for block in (sparse, dense) for severity in (mild, harsh)]
+    corners = [(method, block, severity) for block in (sparse, dense) for severity in (mild, harsh)]
     if not all(corner in found for corner in corners):
         return []
+    name = NAMES.get(method, method)
     sparse_mild, sparse_harsh, dense_mild, dense_harsh = (found[corner] for corner in corners)
     rise = f"rise of the error from severity {mild} to {harsh}"
     flat = shifted(difference(sparse_harsh, sparse_mild), FLAT)
@@ -87,26 +99,25 @@ def claims(records: Sequence[Record]) -> list[Claim]:
     collapsing = Estimate(COLLAPSE - last.value, COLLAPSE - last.high, COLLAPSE - last.low, last.n, last.cells)
     return [
         below(
-            f"TENT is almost constant over severities in the sparse regime (block-{sparse}, {100 * FLAT:.0f} points)",
+            f"{name} is almost constant over severities in the sparse regime (block-{sparse}, {100 * FLAT:.0f} points)",
             flat,
             f"{rise} at block-{sparse}, less {100 * FLAT:.0f} points",
         ),
         below(
-            f"TENT declines dramatically in the dense regime (block-{dense}, {100 * DECLINE:.0f} points)",
+            f"{name} declines dramatically in the dense regime (block-{dense}, {100 * DECLINE:.0f} points)",
             declining,
             f"{100 * DECLINE:.0f} points less the {rise} at block-{dense}",
         ),
         below(
-            "the error of TENT rises less with severity in the sparse regime than in the dense one",
+            f"the error of {name} rises less with severity in the sparse regime than in the dense one",
             gap,
             f"{rise} at block-{sparse}, less that at block-{dense}",
         ),
         below(
-            f"TENT collapses in the dense regime (block-{dense}: an error above {100 * COLLAPSE:.0f} %)",
+            f"{name} collapses in the dense regime (block-{dense}: an error above {100 * COLLAPSE:.0f} %)",
             collapsing,
             f"{100 * COLLAPSE:.0f} % less the error at severity {harsh}",
         ),
-        *_by_size(found, harsh),
     ]
 
 
@@ -121,6 +132,18 @@ def _by_size(found: Curves, severity: int) -> list[Claim]:
         )
         for small, large in itertools.pairwise(present)
     ]
+
+
+def _beside_tent(found: Curves, method: str) -> list[Claim]:
+    """Ask of each square whether a method of ours errs less than TENT, over all severities."""
+    made = []
+    for block in BLOCKS:
+        both = [s for s in SEVERITIES if (method, block, s) in found and ("tent", block, s) in found]
+        ours, theirs = ([part for s in both for part in found[name, block, s]] for name in (method, "tent"))
+        if both:
+            sentence = f"{method} errs less than TENT at block-{block}, over severities {both[0]} to {both[-1]}"
+            made.append(below(sentence, difference(ours, theirs), f"error({method}) - error(tent)"))
+    return made
 
 
 register_table(
