@@ -4,8 +4,8 @@
 
 CIFAR-10 test images, clean, under the four extra corruptions at severity 5, and with three quarters and more of their
 contrast lost, in random order and sorted by label, in batches of 64; 500 other clean images for source statistics. The
-zoo's joint and supervised ResNets, and two public networks where ``--networks`` has them. One row per network and order:
-the mean error over the six streams, in percent, and that of the clean one.
+zoo's joint and supervised ResNets, and two public networks where ``--networks`` has them. One row per network and
+order: the mean error over the six streams, in percent, and that of the clean one.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def canvas(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
 
 def in_style(draw: Callable[[Axes], Any]) -> str:
     """Return what ``draw`` puts on axes, in the style of the report: for drawings that other rooms know how to make."""
-    with canvas(_WIDTH, 4.6) as (figure, axes):
+    with canvas(WIDTH, 4.6) as (figure, axes):
         draw(axes)
         return svg(figure)
 
@@ -215,8 +215,9 @@ def curves(
             axes.axvline(at, color=_INK, alpha=0.5, linestyle=dashes, label=name)
         if ticks is not None:
             # Words that would run into each other side by side stand at a slant.
-            slant = {"rotation": 30, "ha": "right"} if sum(len(name) + 2 for name in ticks.values()) > _ABREAST else {}
-            axes.set_xticks(list(ticks), list(ticks.values()), **slant)
+            slant: dict[str, Any] = {"rotation": 30, "ha": "right"}
+            wide = sum(len(name) + 2 for name in ticks.values()) > _ABREAST
+            axes.set_xticks(list(ticks), list(ticks.values()), **(slant if wide else {}))
         axes.grid(axis="y")
         axes.set_xlabel(x_label)
         axes.set_ylabel(label)
