@@ -12,7 +12,7 @@ its lines, with ``: NAMES`` behind it those that begin with one of the names.
 ``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels,
 ``<!-- dense_attempts attempts -->`` attempts on dense shifts, ``<!-- readings vae -->`` the readings of one estimator,
 ``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- minimal_rule errors -->`` what `minimal`
-carries images back to, ``<!-- paper_cost hours -->`` GPU hours, ``<!-- fig3_map lines -->`` the block maps of Figure 3, and
+carries images back to, ``<!-- paper_cost hours -->`` GPU hours, ``<!-- fig3_map lines -->`` maps of Figure 3, and
 ``<!-- method table -->`` the methods of the registry.
 --check changes nothing and fails if a table is not what the results say.
 """
