@@ -166,7 +166,8 @@ def _shaded(i: int, row: Row, shade: float) -> Number:
 
 def _bar(found: Row | Evidence, scale: Scale, mark: float | None = None, zero: float | None = None) -> Bar:
     moved = found.bound if isinstance(found, Evidence) else 0.0
-    return Bar(*(scale.at(end + moved) for end in (found.low, found.value, found.high)), mark, zero)
+    low, value, high = (scale.at(end + moved) for end in (found.low, found.value, found.high))
+    return Bar(low, value, high, mark, zero)
 
 
 # The numbers of a report for other programs: CSV for spreadsheets, LaTeX for papers. Names in them are only names.
