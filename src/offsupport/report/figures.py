@@ -215,7 +215,8 @@ def curves(
             axes.axvline(at, color=_INK, alpha=0.5, linestyle=dashes, label=name)
         if ticks is not None:
             # Words that would run into each other side by side stand at a slant.
-            slant = {"rotation": 30, "ha": "right"} if sum(len(name) + 2 for name in ticks.values()) > _ABREAST else {}
+            wide = sum(len(name) + 2 for name in ticks.values()) > _ABREAST
+            slant: dict[str, Any] = {"rotation": 30, "ha": "right"} if wide else {}
             axes.set_xticks(list(ticks), list(ticks.values()), **slant)
         axes.grid(axis="y")
         axes.set_xlabel(x_label)
