@@ -45,7 +45,7 @@ L = TypeVar("L")
 Interval = tuple[float, float, float]
 """A value, its lower and its upper bound."""
 
-_WIDTH = 5.3
+WIDTH = 5.3
 """Inches at which an 11 point letter is still readable on a phone."""
 _ABREAST = 48
 """Letters that stand side by side below axes of that width."""
@@ -215,9 +215,9 @@ def curves(
             axes.axvline(at, color=_INK, alpha=0.5, linestyle=dashes, label=name)
         if ticks is not None:
             # Words that would run into each other side by side stand at a slant.
+            slant: dict[str, Any] = {"rotation": 30, "ha": "right"}
             wide = sum(len(name) + 2 for name in ticks.values()) > _ABREAST
-            slant: dict[str, Any] = {"rotation": 30, "ha": "right"} if wide else {}
-            axes.set_xticks(list(ticks), list(ticks.values()), **slant)
+            axes.set_xticks(list(ticks), list(ticks.values()), **(slant if wide else {}))
         axes.grid(axis="y")
         axes.set_xlabel(x_label)
         axes.set_ylabel(label)
