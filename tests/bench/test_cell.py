@@ -114,7 +114,7 @@ def test_every_field_of_a_configuration_reaches_the_key():
         "dataset": "e", "method": "n", "corruption": "fog", "severity": 4, "block": 8, "hyper": {"lr": 0.1},
         "preset": "cifar10", "model": "x", "seed": 1, "protocol": "continual", "order": "sorted", "batch_size": 1,
         "limit": 10, "threads": 2, "source_images": 0, "source_split": "test", "shard": "1/2",
-        "device": "cuda",
+        "device": "cuda", "afterwards": 10,
     }  # fmt: skip
     assert set(changes) == set(AdaptConfig.__dataclass_fields__)
     keys = [AdaptConfig(**base).cell().key] + [AdaptConfig(**{**base, n: v}).cell().key for n, v in changes.items()]

@@ -65,7 +65,7 @@ def peak_since() -> int | None:
 
 
 def _held(name: str) -> int | None:
-    for line in _STATUS.read_text().splitlines():
+    for line in _STATUS.read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}:"):
             return 1024 * int(line.split()[1])
     return None

@@ -187,7 +187,8 @@ def adapter_of(
     if (moments or METHODS[config.method].info.source != "none") and config.source_images:
         stats = stats_of(config, model, place, labelled=METHODS[config.method].watches > 1)
     options: dict[str, Any] = {"preset": config.preset, "source": stats, "seed": config.seed, "trusted": trusted}
-    return adapt(model, config.method, **options, window=window, **config.hyper)
+    options |= {"window": window} if window else {}  # a cell may have one among its hyper-parameters
+    return adapt(model, config.method, **options, **config.hyper)
 
 
 def our_methods() -> list[str]:
