@@ -127,7 +127,7 @@ def sent(tmp_path, cells, *nodes):
     """Return what a first round asks of Ray, and what fails in it."""
     ray, failures = PretendRay(*nodes), []
     failed = lambda cell, message: failures.append(message)  # noqa: E731
-    job = SimpleNamespace(cells=cells, place=Place(tmp_path), stop=False, failed=failed)
+    job = SimpleNamespace(cells=cells, place=Place(tmp_path), stop=False, failed=failed, task=lambda cell: cell)
     _Driver(ray, job, workers=0)._send()
     return ray.sent, failures
 

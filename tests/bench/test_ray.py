@@ -11,6 +11,7 @@ import pytest
 from bench_kinds import devices_given, gpu_cell, square_cell
 
 from offsupport.bench import Cell, Place, Store, run_cells
+from offsupport.bench.executor import too_long
 from offsupport.bench.ray_cluster import RayCluster
 from offsupport.core.errors import ConfigError
 from offsupport.studies import AdaptConfig
@@ -114,6 +115,18 @@ def test_failures_are_told_apart(cluster, folders):
     }
     assert computed(there) == [1, 2, 2, 2, 3, 3, 7]
     assert sum("trying again" in line for line in lines) == 3
+
+
+def test_a_cell_that_hangs_is_ended_once_and_the_others_are_computed(cluster, folders):
+    _, there = folders
+    cells = [square_cell(1), square_cell(2, "slow"), square_cell(3), square_cell(4)]
+    lines: list[str] = []
+    who = RayCluster(cluster.address)
+    summary = run_cells(cells, Place(there), announce=lines.append, executor=who, cell_minutes=0.05)
+    assert sorted(summary.computed) == sorted(cells[at].key for at in (0, 2, 3))
+    assert summary.failed == {cells[1].key: str(too_long(0.05))}
+    assert computed(there) == [1, 2, 3, 4]
+    assert len(lines) == 1
 
 
 def test_a_lost_node_costs_only_the_cells_it_was_computing(cluster, folders):

@@ -1,6 +1,6 @@
 """Grids of cells: what to run, where the results live, who runs them. What a cell computes, its kind knows."""
 
-from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place
+from offsupport.bench.cell import KINDS, Cell, Effort, Kind, Outcome, Place
 from offsupport.bench.executor import Executor, Job, Local, Summary, run_cells
 from offsupport.bench.runs import Run, Status, run_grid
 from offsupport.bench.store import Invalid, Record, Store
@@ -10,6 +10,7 @@ from offsupport.core.moved import moved
 __all__ = [
     "KINDS",
     "Cell",
+    "Effort",
     "Executor",
     "Invalid",
     "Job",

@@ -94,6 +94,44 @@ def _nothing_to_prepare(configs: Sequence[Any], place: Place) -> None:
     """For kinds whose cells share nothing and cannot be asked for wrongly."""
 
 
+def but_for(*names: str) -> Callable[[Any], dict[str, Any]]:
+    """Return what gives the settings of a cell without those of these names."""
+    return lambda config: {name: value for name, value in vars(config).items() if name not in names}
+
+
+_but_for_seed = but_for("seed")
+
+
+def _one_piece(config: Any, place: Place) -> int:
+    return 1
+
+
+def _none_counted(measured: Mapping[str, Any]) -> tuple[float, float]:
+    return 0.0, 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """What one must know of a kind to say what a cell will cost before it runs.
+
+    Args:
+        size: Of how many pieces of about the same cost a cell is made: images of its stream, runs.
+        alike: What cells have in common whose pieces cost the same.
+        few: Given settings and a number, the settings of a cell of so many images, by which others are judged; None
+            where a few pieces cost nothing like their share, so that only results tell.
+        passes: Given what a cell measured, how often one of its images went through the network, and back.
+        adaptation: The settings of the adaptation inside it, as of kind ``adapt``: what has source statistics.
+        shared: Whether cells with the same adaptation share its source statistics.
+    """
+
+    size: Callable[[Any, Place], int] = _one_piece
+    alike: Callable[[Any], dict[str, Any]] = _but_for_seed
+    few: Callable[[Any, int], Any] | None = None
+    passes: Callable[[Mapping[str, Any]], tuple[float, float]] = _none_counted
+    adaptation: Callable[[Any], Any] | None = None
+    shared: bool = False
+
+
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """How cells of one kind are computed.
@@ -103,12 +141,14 @@ class Kind:
         run: Computes one cell. Its module registers the kind, so that another process knows it after one import.
         prepare: Given the settings of all cells that will run: refuses what cannot work, makes what they share.
         named_by: Settings whose values tell a person which cell it is.
+        effort: What tells how long one will take.
     """
 
     config: type[Any]
     run: Callable[[Any, Place], Outcome]
     prepare: Callable[[Sequence[Any], Place], None] = _nothing_to_prepare
     named_by: tuple[str, ...] = ()
+    effort: Effort = Effort()
 
 
 KINDS: Registry[Kind] = Registry("kind of cell")

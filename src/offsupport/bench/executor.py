@@ -6,8 +6,12 @@ What runs where and in which order has no part in the results: a cell says all t
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import multiprocessing
+import os
+import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from offsupport.bench.cell import Cell, Place, checkpoint_of, compute, home_of, label, prepare
 from offsupport.bench.store import Invalid, Sound, Store, result_file
-from offsupport.core.errors import ConfigError, OffsupportError, nearest
+from offsupport.core.errors import CellTimeoutError, ConfigError, OffsupportError, nearest
 from offsupport.core.interrupts import (
     STOP_REQUEST,
     Interrupt,
@@ -65,10 +69,13 @@ def assign(devices: Sequence[str], workers: int) -> list[str | None]:
 
 
 class Task(NamedTuple):
-    """A cell for another process, and the module that makes its kind known there."""
+    """A cell for another process."""
 
     cell: Cell
     home: str
+    """The module that makes its kind known there."""
+    minutes: float | None = None
+    """How long it may take."""
 
 
 class Report(NamedTuple):
@@ -106,7 +113,9 @@ def attempt(task: Task, place: Place, keep: Callable[[Cell, bytes], None]) -> st
     try:
         # The process that sent the cell knew this module already: nothing is named here by a file.
         importlib.import_module(task.home)
-        keep(cell, result_file(cell, compute(cell, place)))
+        with limited(task.minutes):
+            outcome = compute(cell, place)
+        keep(cell, result_file(cell, outcome))
         checkpoint_of(cell, place).unlink(missing_ok=True)
     except Stopped:
         raise
@@ -115,6 +124,73 @@ def attempt(task: Task, place: Place, keep: Callable[[Cell, bytes], None]) -> st
     except Exception as error:  # a cell that fails must not take the others with it
         return f"{type(error).__name__}: {error}"
     return None
+
+
+# A limit on the time of a cell, kept by the process that computes it: it alone knows when it has begun.
+
+
+GRACE = 20.0
+"""Seconds a cell whose time is over has to come to a checkpoint, or as long as its time was; then its process ends."""
+
+MOST_MINUTES = 1e6
+"""Almost two years."""
+
+
+def require_minutes(minutes: float | None) -> None:
+    """Refuse a limit that is none."""
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        raise ConfigError(f"A cell cannot take {minutes:g} minutes.", "Give some, or leave --cell-minutes out for all.")
+
+
+def too_long(minutes: float) -> CellTimeoutError:
+    """Return what is said of a cell that took longer than it may."""
+    return CellTimeoutError(
+        f"It took longer than {minutes:g} minutes.",
+        "Run again with more (--cell-minutes): a cell that keeps checkpoints goes on from its last one.",
+    )
+
+
+@contextlib.contextmanager
+def limited(minutes: float | None) -> Iterator[None]:
+    """Inside, work is asked to stop when its time is over; a process in which it does not is ended.
+
+    Args:
+        minutes: The time; None for no limit.
+
+    Raises:
+        CellTimeoutError: When it was asked, and has stopped at a checkpoint. What is finished all the same counts.
+    """
+    if minutes is None:
+        yield
+        return
+    seconds, over = 60 * minutes, threading.Event()
+
+    def ask() -> None:
+        over.set()
+        STOP_REQUEST.asked = True
+
+    timer = threading.Timer(seconds, ask)
+    timer.daemon = True
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    # A watchdog that runs no Python: what hangs may never let another thread of Python's run.
+    faulthandler.dump_traceback_later(seconds + min(GRACE, seconds), exit=True, file=nowhere)
+    timer.start()
+    try:
+        yield
+    except Stopped:
+        if over.is_set():
+            raise too_long(minutes) from None
+        raise
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        os.close(nowhere)
+        timer.cancel()
+        timer.join()
+        if over.is_set():  # the next cell has a time of its own
+            STOP_REQUEST.asked = False
+
+
+# A job: cells to compute, and what becomes of them.
 
 
 ATTEMPTS = 3
@@ -149,7 +225,15 @@ class Job:
     advance: Callable[..., None]
     stop: Interrupt
     """True once somebody has asked to stop: what is in hand comes to its end or to a checkpoint, nothing new begins."""
+    minutes: float | None = None
+    """How long a cell may take."""
     deaths: Counter[str] = field(default_factory=Counter)
+    sent: dict[str, float] = field(default_factory=dict)
+
+    def task(self, cell: Cell) -> Task:
+        """Return what is sent to whoever computes a cell, now."""
+        self.sent[cell.key] = time.monotonic()
+        return Task(cell, home_of(cell), self.minutes)
 
     def done(self, cell: Cell) -> None:
         """Note that the result of a cell is stored."""
@@ -165,7 +249,13 @@ class Job:
         self.advance(note=label(cell))
 
     def died(self, cell: Cell, end: str) -> bool:
-        """Note that whoever computed a cell is gone; return whether to try again, else it has failed."""
+        """Note that whoever computed a cell is gone; return whether to try again, else it has failed.
+
+        Whoever is gone after the time of the cell was ended for it, and would be again.
+        """
+        if self.minutes is not None and time.monotonic() - self.sent[cell.key] >= 60 * self.minutes:
+            self.failed(cell, str(too_long(self.minutes)))
+            return False
         self.deaths[cell.key] += 1
         if self.deaths[cell.key] < ATTEMPTS:
             self.announce(f"{label(cell)}: {end}; trying again.")
@@ -191,6 +281,7 @@ def run_cells(
     announce: Callable[[str], None] = lambda line: None,
     begin: Callable[[], None] = lambda: None,
     executor: Executor | None = None,
+    cell_minutes: float | None = None,
 ) -> Summary:
     """Compute the cells that have no valid result yet, and say what became of all of them.
 
@@ -201,11 +292,13 @@ def run_cells(
         announce: Given a line for people when something needs their attention.
         begin: Called once the missing cells have been found able to run.
         executor: Who computes; by default processes on this machine.
+        cell_minutes: How long a cell may take from where its worker begins with it; one that takes longer has failed.
 
     Raises:
         KeyboardInterrupt: After a first Ctrl-C when the cells in hand, or how far they are, are stored; after a second
             one at once.
     """
+    require_minutes(cell_minutes)
     store = Store(place.folder)
     summary = Summary()
     missing: list[Cell] = []
@@ -225,7 +318,7 @@ def run_cells(
         prepare(missing, place)
         begin()
         with two_steps(announce) as stop, progress("Cells", len(missing)) as advance:
-            run(Job(missing, place, store, summary, announce, advance, stop))
+            run(Job(missing, place, store, summary, announce, advance, stop, cell_minutes))
     return summary
 
 
@@ -289,7 +382,7 @@ class _Pool:
     def _feed(self, worker: _Worker) -> None:
         worker.cell = self.waiting.popleft() if self.waiting and not self.job.stop else None
         with contextlib.suppress(OSError):  # it died just now; its closed pipe is handled in the next round
-            worker.pipe.send(worker.cell and Task(worker.cell, home_of(worker.cell)))
+            worker.pipe.send(worker.cell and self.job.task(worker.cell))
 
     def _ready(self) -> list[_Worker]:
         busy: dict[Any, _Worker] = {worker.pipe: worker for worker in self.workers if worker.cell}

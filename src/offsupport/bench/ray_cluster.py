@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offsupport.bench.cell import Cell, Place, home_of
+from offsupport.bench.cell import Cell, Place
 from offsupport.bench.executor import Job, Task, attempt, needs_gpu
 from offsupport.core.errors import ConfigError
 from offsupport.core.files import sha256_bytes, sha256_file, write_bytes
@@ -117,7 +117,7 @@ class _Driver:
                 self.job.failed(self.waiting.popleft(), refusal)
             elif len(self.running) < (self.workers or _room(nodes, threads, gpu)):
                 task = self.gpu_task if gpu else self.task
-                sent = task.options(num_cpus=threads).remote(Task(cell, home_of(cell)), self.place, self.models)
+                sent = task.options(num_cpus=threads).remote(self.job.task(cell), self.place, self.models)
                 self.running[sent] = self.waiting.popleft()
             else:
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,7 @@ def run_grid(
     workers: int = 1,
     announce: Callable[[str], None] = lambda line: None,
     executor: Executor | None = None,
+    cell_minutes: float | None = None,
 ) -> Run:
     """Compute a grid into its folder, taking up what is there; one run per folder at a time.
 
@@ -104,11 +105,13 @@ def run_grid(
         workers: How many processes; 0 for one per core, or per GPU where cells need one.
         announce: Given a line for people when something needs their attention.
         executor: Who computes; by default processes on this machine.
+        cell_minutes: How long a cell may take; one that takes longer has failed.
     """
     store = Store(place.folder)
     store.require_own()
     with store.locked():
-        summary = run_cells(cells, place, workers, announce, lambda: store.add_to_grid(cells, request), executor)
+        begin = partial(store.add_to_grid, cells, request)
+        summary = run_cells(cells, place, workers, announce, begin, executor, cell_minutes)
     return Run(place.folder, summary)
 
 

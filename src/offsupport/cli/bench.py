@@ -25,6 +25,9 @@ RunFolder = Annotated[Path, typer.Argument(help="Run folder.")]
 Workers = Annotated[int, typer.Option(min=0, help="Cells at a time; 0 for one per core, or per GPU where needed.")]
 ExecutorName = Annotated[Literal["local", "ray"], typer.Option(help="Processes on this machine, or a Ray cluster.")]
 Address = Annotated[str | None, typer.Option(help="HOST:PORT of the Ray cluster; default: one on this machine.")]
+CellMinutes = Annotated[
+    float | None, typer.Option(help="A cell that takes longer has failed, and the others go on; default: no limit.")
+]
 
 bench = typer.Typer(no_args_is_help=True, help="Run grids of cells; a rerun computes only what is missing.")
 
@@ -56,6 +59,7 @@ def run(
     workers: Workers = 0,
     executor: ExecutorName = "local",
     address: Address = None,
+    cell_minutes: CellMinutes = None,
     dry_run: bool = typer.Option(False, "--dry-run", help="Only show the grid and what it will cost."),
     as_json: bool = JSON,
 ) -> None:
@@ -86,7 +90,7 @@ def run(
         show_cost(cells, place, as_json)
         return
     with full_disk_is_incomplete():
-        _show(finish(place, cells, Request(), workers, executor, address), as_json)
+        _show(finish(place, cells, Request(), workers, executor, address, cell_minutes), as_json)
 
 
 @bench.command()
@@ -147,6 +151,7 @@ def finish(
     workers: int,
     executor: str = "local",
     address: str | None = None,
+    cell_minutes: float | None = None,
 ) -> Run:
     """Compute cells into a run folder; cells without a result at the end are an error with exit code 4."""
     from offsupport.bench import Executor, Local
@@ -160,7 +165,7 @@ def finish(
         raise ConfigError("--address is that of a Ray cluster.", "Add --executor ray.")
     require_folder(place.folder)
     who: Executor = RayCluster(address, workers) if executor == "ray" else Local(workers)
-    run = run_grid(cells, place, request.to_dict(), announce=say, executor=who)
+    run = run_grid(cells, place, request.to_dict(), announce=say, executor=who, cell_minutes=cell_minutes)
     computed, present = len(run.summary.computed), len(run.summary.present)
     say(f"{len(cells)} cells: {computed} computed, {present} were there already.")
     for warning in mixed_weights(run.status().done):
@@ -171,7 +176,7 @@ def finish(
 
 def show_cost(cells: list[Cell], place: Place, as_json: bool) -> None:
     """Print a grid and what is left to do of it; nothing is written."""
-    from offsupport.studies.grids import estimate_cost
+    from offsupport.studies.costs import estimate_cost
 
     cost = estimate_cost(cells, place)
     if as_json:
@@ -221,8 +226,8 @@ def _refuse_both(context: typer.Context) -> None:
 
     if context.params["allow_code"]:
         raise ConfigError("--allow-code has no meaning beside a recipe, which names no code.", "Leave it out.")
-    elsewhere = {"recipe", "allow_code", "out", "data", "workers", "executor", "address", "dry_run", "as_json"}
-    for name in set(context.params) - elsewhere:
+    elsewhere = {"recipe", "allow_code", "out", "data", "workers", "executor", "address", "cell_minutes", "dry_run"}
+    for name in set(context.params) - elsewhere - {"as_json"}:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = name.replace("_", "-")

@@ -16,6 +16,7 @@ from offsupport.cli.adapt import adapt
 from offsupport.cli.demo import demo
 from offsupport.cli.diagnose import diagnose
 from offsupport.cli.doctor import doctor
+from offsupport.cli.estimate import estimate
 from offsupport.cli.listing import list_
 from offsupport.cli.output import say
 from offsupport.cli.serve import serve
@@ -40,6 +41,7 @@ app.command()(doctor)
 app.command()(diagnose)
 app.command()(train)
 app.add_typer(data.app, name="data")
+bench.bench.command()(estimate)
 bench.bench.command()(bench.verify)
 bench.bench.command()(bench.diff)
 app.add_typer(bench.bench, name="bench")

@@ -9,6 +9,7 @@ import typer
 
 from offsupport.cli.bench import (
     Address,
+    CellMinutes,
     DataFolder,
     ExecutorName,
     RunFolder,
@@ -22,7 +23,9 @@ from offsupport.cli.settings import AllowCode, allowed
 from offsupport.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from offsupport.bench import Cell, Place
     from offsupport.results import Measured
+    from offsupport.studies import Request
 
 
 def reproduce(
@@ -39,28 +42,45 @@ def reproduce(
     workers: Workers = 0,
     executor: ExecutorName = "local",
     address: Address = None,
+    cell_minutes: CellMinutes = None,
     allow_code: AllowCode = False,
     as_json: bool = JSON,
 ) -> None:
     """Run a table of the paper and say which of its claims hold."""
-    from offsupport.bench.cell import Place, code_of
     from offsupport.report.run_page import write_report
-    from offsupport.studies import TABLES, Request, TableOptions
+    from offsupport.studies import TABLES
 
-    declared = TABLES[table]
-    chosen, pieces = _names("--methods", methods), _names("--parts", parts)
-    request = Request(table, scale, TableOptions(runs=runs, seeds=seeds, methods=chosen, parts=pieces))
-    cells = declared.cells(scale, request.options)
-    folder = out or Path("runs") / f"{table}-{scale}"
-    # The cells are those of the table, which is code that is installed: what they name is named by nobody else.
-    place = Place(folder, data, code=allowed((name for cell in cells for name in code_of(cell)), allow_code))
+    request = requested(table, scale, runs=runs, seeds=seeds, methods=methods, parts=parts)
+    cells, place = grid_of(request, out, data, allow_code)
     with full_disk_is_incomplete():
-        path, found = write_report(finish(place, cells, request, workers, executor, address))
+        path, found = write_report(finish(place, cells, request, workers, executor, address, cell_minutes))
     if as_json:
         emit_json(found.to_dict())
         return
-    _print_measured(declared.title, found)
+    _print_measured(TABLES[table].title, found)
     say(f"Report: {path}")
+
+
+def requested(
+    table: str, scale: str, *, runs: int | None, seeds: int | None, methods: str | None, parts: str | None
+) -> Request:
+    """Return what the options ask of a table; lists are separated by commas."""
+    from offsupport.studies import TABLES, Request, TableOptions
+
+    TABLES[table]  # an unknown one is said first
+    chosen, pieces = _names("--methods", methods), _names("--parts", parts)
+    return Request(table, scale, TableOptions(runs=runs, seeds=seeds, methods=chosen, parts=pieces))
+
+
+def grid_of(request: Request, out: Path | None, data: Path | None, allow_code: bool) -> tuple[list[Cell], Place]:
+    """Return the cells of a table, and where they run."""
+    from offsupport.bench.cell import Place, code_of
+    from offsupport.studies import TABLES
+
+    cells = TABLES[request.table].cells(request.scale, request.options)
+    folder = out or Path("runs") / f"{request.table}-{request.scale}"
+    # The cells are those of the table, which is code that is installed: what they name is named by nobody else.
+    return cells, Place(folder, data, code=allowed((name for cell in cells for name in code_of(cell)), allow_code))
 
 
 def _names(option: str, given: str | None) -> tuple[str, ...] | None:

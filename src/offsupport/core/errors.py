@@ -66,6 +66,10 @@ class GridIncompleteError(OffsupportError):
     exit_code = 4
 
 
+class CellTimeoutError(GridIncompleteError):
+    """A cell took longer than it may."""
+
+
 def nearest(name: str, known: Iterable[str], beside: Iterable[str] = ()) -> str:
     """Return a remedy that names the closest name, known or beside those, or else all known ones.
 

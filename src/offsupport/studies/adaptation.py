@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
+from offsupport.bench.cell import KINDS, Cell, Effort, Kind, Outcome, Place, but_for, make_cell
 from offsupport.bench.executor import check_device, require_gpus
 from offsupport.bench.store import versions
 from offsupport.core.errors import ConfigError
@@ -183,12 +183,19 @@ def adapter_of(
     from offsupport.methods import METHODS, adapt
 
     stats = None
-    moments = config.hyper.get("statistics") == "minimal"
-    if (moments or METHODS[config.method].info.source != "none") and config.source_images:
+    if takes_statistics(config):
         stats = stats_of(config, model, place, labelled=METHODS[config.method].watches > 1)
     options: dict[str, Any] = {"preset": config.preset, "source": stats, "seed": config.seed, "trusted": trusted}
     options |= {"window": window} if window else {}  # a cell may have one among its hyper-parameters
     return adapt(model, config.method, **options, **config.hyper)
+
+
+def takes_statistics(config: AdaptConfig) -> bool:
+    """Return whether an adapter gets source statistics."""
+    from offsupport.methods import METHODS
+
+    moments = config.hyper.get("statistics") == "minimal"
+    return (moments or METHODS[config.method].info.source != "none") and config.source_images > 0
 
 
 def our_methods() -> list[str]:
@@ -202,14 +209,14 @@ def stats_of(config: AdaptConfig, model: nn.Module, place: Place, *, labelled: b
     """Return the source statistics of a cell's method; with labels, they also calibrate its monitor."""
     from offsupport.methods import source_stats
 
-    images = _clean_images(config, place)
+    images = clean_images(config, place)
     labels = images.domains[0].dataset.labels[images.plan.rows].tolist() if labelled else None
     known = {"dataset": config.dataset.removesuffix("-c"), "split": config.source_split}
     options: dict[str, Any] = {"preset": config.preset, "provenance": known, "labels": labels}
     return source_stats(model, images, config.method, **options, **config.hyper)
 
 
-def _clean_images(config: AdaptConfig, place: Place) -> Stream:
+def clean_images(config: AdaptConfig, place: Place) -> Stream:
     """Open the images that source statistics are made of."""
     from offsupport import data
 
@@ -300,4 +307,38 @@ def _images(result: Result, domain: str) -> dict[str, Any]:
     return pack(result.index[here], result.correct[here])
 
 
-KINDS.register("adapt")(Kind(AdaptConfig, run_adapt, prepare_adapt, named_by=("method", "dataset", "corruption")))
+# What tells how long a cell will take.
+
+
+TRIAL_STATISTICS = 128
+"""Source images of a trial: with fewer, some methods have nothing to go by."""
+
+
+def few_settings(config: Any, images: int) -> dict[str, Any]:
+    """Return the settings by which a cell of any kind that adapts has so many images, and few for its statistics."""
+    source = min(TRIAL_STATISTICS, config.source_images)
+    return {"limit": images, "batch_size": min(images, config.batch_size), "source_images": source}
+
+
+def _few(config: AdaptConfig, images: int) -> AdaptConfig:
+    first = config.corruption[0] if isinstance(config.corruption, list) else config.corruption
+    few = {**few_settings(config, images), "corruption": first, "shard": None, "afterwards": 0}
+    return dataclasses.replace(config, **few)
+
+
+def _passes_of_batches(measured: Mapping[str, Any]) -> tuple[float, float]:
+    """Passes are counted by batch: as many as of each of its images."""
+    forward, backward = (measured["passes"].get(way, 0) / len(measured["trace"]) for way in ("forward", "backward"))
+    return forward, backward
+
+
+_STREAM = ("corruption", "severity", "block", "seed", "order", "limit", "shard", "afterwards")
+_EFFORT = Effort(
+    size=lambda config, place: stream_of(config, place).num_images,
+    alike=but_for(*_STREAM, "source_images", "source_split"),
+    few=_few,
+    passes=_passes_of_batches,
+    adaptation=lambda config: config,
+)
+_NAMED_BY = ("method", "dataset", "corruption")
+KINDS.register("adapt")(Kind(AdaptConfig, run_adapt, prepare_adapt, named_by=_NAMED_BY, effort=_EFFORT))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
+from offsupport.bench.cell import KINDS, Cell, Effort, Kind, Outcome, Place, make_cell
 from offsupport.core.errors import ConfigError, InputError
 from offsupport.engine import adapter as guard
 from offsupport.methods.mae_ttt import MaeTtt
@@ -168,7 +169,10 @@ def run_episode(config: EpisodeConfig, place: Place) -> Outcome:
     model = source_model(config.model, place.folder, place.code)
     stream = stream_of(config.as_stream(), place)
     batch = next(iter(stream))
-    seen = watch_episode(adapt(model, config.method, seed=config.seed, **config.hyper), batch.x)  # type: ignore[arg-type]
+    adapter = adapt(model, config.method, seed=config.seed, **config.hyper)
+    began = time.perf_counter()
+    seen = watch_episode(adapter, batch.x)  # type: ignore[arg-type]
+    seconds = time.perf_counter() - began
     found = {
         "pictures": {name: _pixels(getattr(seen, name)) for name in PICTURES},
         "size": list(seen.original.shape),
@@ -179,7 +183,7 @@ def run_episode(config: EpisodeConfig, place: Place) -> Outcome:
         "classes": list(stream.classes),
     }
     provenance = {"weights_sha256": model_sha256(model), "data_sha256": stream.sha256, "image": int(batch.index[0])}
-    return Outcome(found, provenance, {})
+    return Outcome(found, provenance, {"seconds": seconds})
 
 
 def prepare_episodes(configs: Sequence[EpisodeConfig], place: Place) -> None:
@@ -200,5 +204,11 @@ def _pixels(image: Tensor) -> str:
 
 
 KINDS.register("episode")(
-    Kind(EpisodeConfig, run_episode, prepare_episodes, named_by=("method", "dataset", "corruption"))
+    Kind(
+        EpisodeConfig,
+        run_episode,
+        prepare_episodes,
+        named_by=("method", "dataset", "corruption"),
+        effort=Effort(few=lambda config, images: config),
+    )
 )

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
+from offsupport.bench.cell import KINDS, Cell, Effort, Kind, Outcome, Place, but_for, make_cell
 from offsupport.core.seeds import derive_seed
 from offsupport.latent.extrapolator.dense import (
     SHARP,
@@ -246,4 +246,5 @@ def run_guarantee(config: GuaranteeConfig, place: Place) -> Outcome:
     return Outcome(dataclasses.asdict(study), {"seeds": [seeds[0], seeds[-1]]}, {"seconds": seconds})
 
 
-KINDS.register("guarantee")(Kind(GuaranteeConfig, run_guarantee))
+_EFFORT = Effort(size=lambda config, place: config.runs, alike=but_for("first", "runs"))
+KINDS.register("guarantee")(Kind(GuaranteeConfig, run_guarantee, effort=_EFFORT))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
+from offsupport.bench.cell import KINDS, Cell, Effort, Kind, Outcome, Place, but_for, make_cell
 from offsupport.core.config import build
 from offsupport.core.errors import ConfigError, nearest
 from offsupport.latent.base import LatentEstimator
@@ -252,7 +252,9 @@ def run_latent(config: LatentConfig, place: Place) -> Outcome:
     return Outcome(measured, {"seeds": [config.first, config.first + config.runs - 1]}, {"seconds": seconds})
 
 
-KINDS.register("latent")(Kind(LatentConfig, run_latent, named_by=("method",)))
+# Runs are computed together: one alone would cost nothing like its share, so only results tell what they cost.
+BY_RUNS = Effort(size=lambda config, place: config.runs, alike=but_for("first", "runs"))
+KINDS.register("latent")(Kind(LatentConfig, run_latent, named_by=("method",), effort=BY_RUNS))
 
 
 # Cells of kind ``epochs``: what ``vae`` says of its targets after every pass over the source.
@@ -318,7 +320,7 @@ def run_epochs(config: EpochsConfig, place: Place) -> Outcome:
     return Outcome({"right": by_epoch.tolist()}, {"seeds": [seeds[0], seeds[-1]]}, {"seconds": seconds})
 
 
-KINDS.register("epochs")(Kind(EpochsConfig, run_epochs))
+KINDS.register("epochs")(Kind(EpochsConfig, run_epochs, effort=BY_RUNS))
 
 
 # Cells of kind ``likelihood``: how well a model explains held-out source samples. No label of a target is read.
@@ -364,7 +366,7 @@ def run_likelihood(config: LikelihoodConfig, place: Place) -> Outcome:
     return Outcome({"nats": nats.tolist()}, {"seeds": [seeds[0], seeds[-1]]}, {"seconds": seconds})
 
 
-KINDS.register("likelihood")(Kind(LikelihoodConfig, run_likelihood, named_by=("method",)))
+KINDS.register("likelihood")(Kind(LikelihoodConfig, run_likelihood, named_by=("method",), effort=BY_RUNS))
 
 
 # Cells of kind ``radius``: how far off the support Theorem 1 allows a target to be, run by run.
@@ -415,4 +417,4 @@ def run_radius(config: RadiusConfig, place: Place) -> Outcome:
     return Outcome({"radius": found}, {"seeds": [seeds[0], seeds[-1]]}, {"seconds": seconds})
 
 
-KINDS.register("radius")(Kind(RadiusConfig, run_radius))
+KINDS.register("radius")(Kind(RadiusConfig, run_radius, effort=BY_RUNS))
