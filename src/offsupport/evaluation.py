@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -367,11 +368,11 @@ def evaluate(
     if checkpoint is None:
         for batch in stream:
             run.take(batch)
-    elif isinstance(checkpoint, Checkpoint):
-        _keeping(run, stream, checkpoint)
-    else:
+    elif isinstance(checkpoint, (str, os.PathLike)):
         _keeping(run, stream, Checkpoint(Path(checkpoint)))
         Path(checkpoint).unlink(missing_ok=True)
+    else:
+        _keeping(run, stream, checkpoint)
     return run.result()
 
 

@@ -49,7 +49,7 @@ def idle(tmp_path, monkeypatch):
     import offsupport.bench.verify
     import offsupport.data.making
     import offsupport.latent.process.draws
-    import offsupport.studies.grids
+    import offsupport.studies.costs
     import offsupport.studies.models
     import offsupport.training.run
 
@@ -57,7 +57,7 @@ def idle(tmp_path, monkeypatch):
         (offsupport.bench.runs, "run_cells"),
         (offsupport.data.making, "_work_off"),
         (offsupport.latent.process.draws, "draw"),
-        (offsupport.studies.grids, "_trial"),
+        (offsupport.studies.costs._Pricing, "_trial"),
         (offsupport.studies.models, "_trained"),
         (offsupport.training.run, "fresh_objective"),
     ):

@@ -147,6 +147,41 @@ def test_clean_images_are_not_stepped_on(stats):
     assert not takes_steps(adapted)
 
 
+@pytest.fixture(scope="module")
+def used_to():
+    """A network whose running statistics are those of clean images, but for a little."""
+    net = NETWORKS["batch_norm"]()
+    for layer in net.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.reset_running_stats()
+            layer.momentum = None
+    with torch.no_grad():
+        net.train()(0.99 * torch.cat(CLEAN))
+    return net.eval()
+
+
+def test_without_clean_images_only_what_is_far_from_the_running_statistics_is_stepped_on(used_to):
+    for amount, bold in ((1.0, False), (0.4, True)):
+        adapted = offsupport.adapt(used_to, "auto", monitor=False)
+        run(adapted, [amount * toy_images(64, seed, shifted=False)[0] for seed in range(50, 52)])
+        assert takes_steps(adapted) is bold
+
+
+def test_how_plain_a_shift_is_without_clean_images_is_a_plain_loop(used_to):
+    adapted = offsupport.adapt(used_to, "auto", monitor=False)
+    assert adapted.statistics_policy.plainness() == 0
+    run(adapted, [0.7 * toy_images(64, 50, shifted=False)[0]])
+    sizes, start = [], 0
+    for layer in (layer for layer in adapted.model.modules() if isinstance(layer, nn.BatchNorm2d)):
+        shift = adapted.memory["shift"][0, start : start + layer.num_features]
+        sizes.append(float((shift**2 / (0.75 * 0.25 * layer.running_var)).mean()))
+        start += layer.num_features
+    unsure = 0.03 + float(adapted.memory["evidence"][1])
+    size = sorted(sizes)[(len(sizes) - 1) // 2]
+    assert size > unsure
+    assert adapted.statistics_policy.plainness() == pytest.approx(1 - (unsure / size) ** 2, rel=1e-5)
+
+
 def test_an_abrupt_change_takes_back_what_was_learnt(stats):
     adapted, fresh = bold(source=stats), bold(source=stats)
     run(adapted, stream(2, size=48))

@@ -14,8 +14,10 @@ from offsupport.engine import SourceStats
 from offsupport.monitor import Calibration, CleanMoments, Window, estimate, estimate_accuracy, shift_score
 from offsupport.monitor.accuracy import label_chain
 from offsupport.monitor.calibration import (
+    Scale,
     atc_threshold,
     capacities,
+    crowded,
     marks_of,
     negative_entropy,
     simulated_shifts,
@@ -75,6 +77,42 @@ def test_transport_is_the_cheapest_of_all_assignments():
 def test_transport_of_many_images_goes_by_blocks():
     p = softmax(np.random.default_rng(0).normal(size=(1500, 3)), axis=1)
     assert transport_costs(p, np.ones(3) / 3).shape == (1500,)
+
+
+def test_images_that_the_law_has_no_room_for_are_those_of_many_draws():
+    law = np.array([0.5, 0.3, 0.15, 0.05])
+    draws = np.random.default_rng(0).multinomial(40, law, size=20_000)
+    assert crowded(law, 40) == pytest.approx((draws - capacities(law, 40)).clip(min=0).sum(1).mean() / 40, rel=0.03)
+    assert crowded(law, 10_000) < 0.1 * crowded(law, 40)
+
+
+def test_a_few_clean_images_are_not_taken_for_worse_than_many():
+    logits, labels = drawn(2000, 6.0, classes=10)
+    law = np.bincount(labels) / 2000
+    scale = Scale.fit(logits, labels, law)
+    few = [scale.transported(logits[i : i + 60], law) for i in range(0, 1980, 60)]
+    assert np.mean(few) == pytest.approx(scale.accuracy, abs=0.02)
+
+
+def test_means_of_two_predictions_may_be_less_sure_without_being_wrong():
+    """Confidence falls by a tenth as soon as predictions are mixed, and only then as fast as the accuracy does."""
+    logits, labels = drawn(2000, 4.0)
+    law = np.bincount(labels) / 2000
+    plain = Scale.fit(logits, labels, law)
+    shifted = []
+    for lost in (0.02, 0.1, 0.25, 0.4):
+        other = 50 * np.eye(4)[labels]
+        unsure = np.arange(int(2000 * (1 - plain.accuracy + 0.1 + lost)))
+        other[unsure] /= 5000
+        flawed = unsure[: int(2000 * (1 - plain.accuracy + lost))]
+        other[flawed] = np.roll(other[flawed], 1, axis=1)
+        shifted.append((other, labels))
+    alone, mixed = Scale.fit(logits, labels, law, shifted), Scale.fit(logits, labels, law, shifted, mixed=True)
+    assert alone.free == 0
+    assert mixed.free == pytest.approx(0.1, abs=0.02)
+    assert mixed.slope == pytest.approx(1.0, abs=0.05)
+    off = {scale: [abs(scale.sloped(x) - right(x, y)) for x, y in shifted] for scale in (alone, mixed)}
+    assert max(off[mixed]) < 0.02 < max(off[alone])
 
 
 def test_the_chain_finds_labels_that_come_together_where_single_predictions_do_not():

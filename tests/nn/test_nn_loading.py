@@ -64,6 +64,7 @@ def test_channels_come_last_unless_a_layer_does_not_survive_it(tmp_path, network
         (nn.Conv2d(16, 8, 1, stride=2), True),
         (nn.Conv2d(4, 8, 1), True),
         (nn.Conv2d(3, 8, 3, stride=2), True),
+        (nn.GroupNorm(2, 4), False),
     ],
 )
 def test_the_layers_that_do_not_survive_it(layer, last):

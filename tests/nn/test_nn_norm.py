@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -236,3 +238,25 @@ def test_moments_of_each_image_are_recorded_whatever_the_layout(shape, layout):
     expected = first, (first + other) / 2, known[:, None, 2 * shape[1] :].expand_as(first)
     for each, wanted in zip(found, expected, strict=True):
         assert torch.allclose(each, wanted, atol=1e-12)
+
+
+LAYOUT = """
+import torch
+from torch import nn
+import offsupport
+
+last = {"memory_format": torch.channels_last}
+body = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+net = nn.Sequential(*body, nn.Linear(8, 4))
+x = torch.rand(8, 3, 9, 9)
+plain, adapted = offsupport.adapt(net, "tent"), offsupport.adapt(net.to(**last), "tent")
+for _ in range(2):
+    assert torch.allclose(plain(x), adapted(x.contiguous(**last)), atol=1e-5)
+assert not any(layer._forward_pre_hooks for layer in adapted.freeze().modules())
+"""
+
+
+def test_group_norm_below_frozen_layers_survives_channels_that_come_last():
+    """In a process of its own: torch 2.13 would take this one with it."""
+    done = subprocess.run([sys.executable, "-c", LAYOUT], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

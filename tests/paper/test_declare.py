@@ -142,8 +142,28 @@ def test_table2_on_a_hundred_classes_is_a_part_of_its_own(monkeypatch):
     assert set(both) == {*cells, *TABLE2.cells("small", TableOptions())}
     with pytest.raises(ConfigError, match=r"no part 'tiny10'.*Did you mean 'tiny100'"):
         TABLE2.cells("small", TableOptions(parts=("tiny10",)))
-    with pytest.raises(ConfigError, match="Parts are of the scale small"):
+    with pytest.raises(ConfigError, match="Leave --parts out: only small and imagenette have any"):
         TABLE2.cells("smoke", TableOptions(parts=("tiny100",)))
+
+
+def test_table2_on_photographs_gives_tesla_fewer_images_and_others_to_compare_them_with(monkeypatch):
+    monkeypatch.setattr(adaptation, "pinned", lambda name: name)
+    cells = TABLE2.cells("imagenette", TableOptions())
+    assert len(cells) == len(set(cells)) == 15 * (7 + len(our_methods())) + 4 * (4 + 4)
+    assert {(c.config["dataset"], c.config["preset"]) for c in cells} == {("imagenet-folder-c", "imagenet")}
+    few = {c.config["method"] for c in cells if c.config["limit"] == 250}
+    assert few == {"source", "bn", "tent", "shot", "tesla", "tesla+sc", "tesla-s", "tesla-s+sc"}
+    assert {c.config["limit"] for c in cells} == {250, 1000}
+    assert set(TABLE2.cells("imagenette", TableOptions(parts=("tesla",)))) < set(cells)
+
+
+def test_claims_of_table2_compare_streams_of_one_length():
+    records = [
+        *(make_record("bn", "fog", flags(20), "imagenet-folder-c", limit=limit) for limit in (20, 1000)),
+        make_record("source", "fog", flags(20), "imagenet-folder-c", limit=1000),
+    ]
+    (claim,) = TABLE2.claims(records)
+    assert claim.claim == "bn has a lower average error than source on imagenet-folder-c, 1000 images each"
 
 
 def test_printed_numbers_of_cifar100_stand_beside_tiny100_in_a_list_of_their_own():

@@ -74,7 +74,10 @@ def test_the_page_follows_a_stream_and_shows_hostile_names_as_text(tmp_path):
                 time.sleep(1.5)  # it draws anew every second, at the width it has
                 letters = "return document.querySelector('#shifts text').getBoundingClientRect().height"
                 assert driver.execute_script(letters) > 10
-                ticks = [each.text for each in driver.find_elements("css selector", "#shifts text")][:5]
+                # In one call: elements found first may be drawn anew before they are read.
+                ticks = driver.execute_script(
+                    "return [...document.querySelectorAll('#shifts text')].slice(0, 5).map(each => each.textContent)"
+                )
                 assert all(re.fullmatch(r"\d+(\.5)?", tick) for tick in ticks), ticks
                 driver.save_screenshot(str(tmp_path / f"live-{width}-{'dark' if dark else 'light'}.png"))
         driver.find_element("id", "freeze").click()

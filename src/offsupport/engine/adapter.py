@@ -70,6 +70,7 @@ from offsupport.nn.norm import (
     affine_parameters,
     capture_means,
     norm_layers,
+    protect_group_norm,
     release_batch_norm,
 )
 
@@ -114,6 +115,8 @@ class Adapter(Lifecycle, abc.ABC):
     """Whether its step counts the batch by :meth:`serve`, so that nobody else needs to."""
     steps_at_will: ClassVar[bool] = False
     """Whether it leaves steps out where it sees no reason for them."""
+    mixes: ClassVar[bool] = False
+    """Whether it answers by the mean of several predictions where images are shifted, and else by one."""
     source_shapes: ClassVar[dict[str, str]] = {}
     """The source statistics it reads, with a letter for each side of them: equal letters are equal lengths."""
 
@@ -141,6 +144,7 @@ class Adapter(Lifecycle, abc.ABC):
         self.autocast = Autocast()
         self._returned = torch.get_default_dtype()
         self.norm_statistics = adopt_batch_norm(self.model)
+        protect_group_norm(self.model)
         self.first_norm = FirstNorm.of(self.model, None if source is None else source.first_norm)
         self._unseen: Tensor | None = None
         self._looks_before = self.augments

@@ -45,6 +45,9 @@ ODD = math.e
 deviation; what goes beyond is not made good."""
 OUTSIDE = 1.5
 """A change of the stream surprises the first layer at least one part in so many as much as the others."""
+UNSURE = 0.03
+"""By so much, squared and in units of the variance between images, clean images lie from the statistics that networks
+were trained with: those of augmented images, mostly."""
 EVERY = slice(None)
 """All channels of all layers."""
 
@@ -412,6 +415,21 @@ class MinimalStatistics(CountedStatistics):
         """Return for each layer how plainly it is shifted: 0 where chance and classes would explain it, 1 far off."""
         score = self.shift()[1]
         return torch.zeros(int(self.layer[-1]) + 1, device=self.layer.device) if score is None else self._gate(score)
+
+    def plainness(self) -> float:
+        """Return how plainly the stream as a whole is shifted: 0 on clean images, towards 1 far off."""
+        if self.found:
+            return float(self.gate().mean())
+        # What clean images look like is not known, but that they are not quite what the network was trained on.
+        distance, unsure = self.distance(), UNSURE + float(self.memory["evidence"][1])
+        return max(0.0, 1 - (unsure / distance) ** 2) if distance > 0 else 0.0
+
+    def distance(self) -> float:
+        """Return how far the means have moved: the median layer's mean square, in units of the variance of images."""
+        shift, score = self.shift()
+        if score is None:
+            return 0.0
+        return float(self._by_layer(shift[0].square() / self.reference.within[0]).median())
 
     def _gate(self, score: Tensor) -> Tensor:
         # Where a few classes fill the stream, what is wrong about them is taken for a shift.

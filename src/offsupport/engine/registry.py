@@ -289,6 +289,11 @@ class _Subject(NamedTuple):
 
     adapter: Adapter
 
+    @property
+    def mixes(self) -> bool:
+        """Whether the method answers by the mean of several predictions where images are shifted, and else by one."""
+        return self.adapter.mixes
+
     def look(self, x: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Return logits of the source model, what its layers see, and the layers' widths."""
         return self.adapter.source_view(x)

@@ -83,13 +83,14 @@ class Following(Adapter):
     def network(self, x: Tensor, tensors: dict[str, Tensor] | None = None) -> Tensor:
         """Run the model; in a step its batch-norm statistics move on."""
         # Memory is replaced, never changed in place: a snapshot may hold it.
-        self.norm_statistics.running = self.memory["running"].clone()
+        self.norm_statistics.running = moved = self.memory["running"].clone()
         logits = super().network(x, tensors)
-        if self.norm_statistics.kind == "ema":
-            if self.norm_statistics.running.isfinite().all():
-                self.memory["running"] = self.norm_statistics.running
-            if torch.is_grad_enabled():
-                require_finite_loss(logits)
+        # Where the policy follows the stream, it has put statistics of its own into force.
+        own = self.norm_statistics.kind == "ema" and self.norm_statistics.running is moved
+        if own and moved.isfinite().all():
+            self.memory["running"] = moved
+        if torch.is_grad_enabled():
+            require_finite_loss(logits)
         return logits
 
     def step(self, x: Tensor) -> Tensor:

@@ -97,6 +97,7 @@ class Auto(Adapter):
     any_order: ClassVar[bool] = True
     counts_itself: ClassVar[bool] = True
     steps_at_will: ClassVar[bool] = True
+    mixes: ClassVar[bool] = True
     watches: ClassVar[int] = WATCHED
     source_shapes: ClassVar[dict[str, str]] = {"law": "K"}
 
@@ -167,7 +168,7 @@ class Auto(Adapter):
         """Return how plainly the stream is shifted: 0 on clean images, towards 1 far off."""
         policy = self.statistics_policy
         if isinstance(policy, MinimalStatistics):
-            return float(policy.gate().mean()) if self.source else 1.0
+            return policy.plainness()
         # Without batch statistics only the monitor sees a shift, and only beside clean images.
         score = self.answers.window(self.memory).shift if self.options.monitor else None
         return 0.0 if score is None else max(0.0, 1 - PLAIN / score)
@@ -268,9 +269,10 @@ class Auto(Adapter):
     def _account(self) -> str:
         policy = self.statistics_policy
         if isinstance(policy, MinimalStatistics):
-            moved = 0.0 if self.source is None else self._evidence()
             first = f"{policy.images():.0f} images seen; the statistics of batch norm moved by the least change"
-            first += "" if self.source is None else f", and {100 * moved:.0f} % of the way is plainly a shift"
+            first += (
+                "" if self.source is None else f", and {100 * self._evidence():.0f} % of the way is plainly a shift"
+            )
         else:
             first = "This model keeps no batch statistics, so its own predictions are the calm ones"
         if self.memory["weights"].numel():

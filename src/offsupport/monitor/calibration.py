@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from scipy.optimize import linear_sum_assignment, minimize_scalar
 from scipy.special import log_softmax, softmax
+from scipy.stats import binom
 from torch import Tensor
 
 from offsupport.core.errors import InputError
@@ -32,6 +33,9 @@ BLOCK = 1000
 """Images that are assigned to labels at a time: the cost grows with the cube."""
 USUAL_SLOPE, SLOPES = 1.5, (0.4, 4.0)
 """How much faster errors grow than confidence falls: simulated shifts tell, and are not trusted beyond these."""
+FREE = np.linspace(0.0, 0.3, 31)
+"""How far confidence may fall before errors grow at all: a method that takes the mean of two predictions under a shift,
+and of one elsewhere, is less sure there and not wrong more often."""
 
 
 def temperature(logits: Floats, labels: Ints) -> float:
@@ -65,6 +69,13 @@ def capacities(law: Floats, n: int) -> Ints:
     return np.ceil(law * n + SLACK * np.sqrt(n * law * (1 - law)) - 1e-9).astype(np.int64)
 
 
+def crowded(law: Floats, n: int) -> float:
+    """Return which share of ``n`` images drawn from a law exceeds the capacities, and is given labels of others."""
+    counts, most = np.arange(n + 1)[:, None], capacities(law, n)
+    found = binom.pmf(counts, n, law) * (counts - most).clip(min=0)
+    return float(found.sum() / n)
+
+
 def transport_costs(probabilities: Floats, law: Floats) -> Floats:
     """Return 1 - p of the label each image gets when labels are handed out by a law at the least total cost (COT)."""
     costs = np.empty(len(probabilities))
@@ -87,6 +98,7 @@ class Scale:
         accuracy: On the clean images.
         slope: How much faster the accuracy falls under a shift than :meth:`confident` says.
         samples: How many labelled images.
+        free: How far :meth:`confident` falls before the accuracy does.
     """
 
     temperature: float
@@ -95,24 +107,46 @@ class Scale:
     accuracy: float
     slope: float
     samples: int
+    free: float = 0.0
 
     @staticmethod
-    def fit(logits: Floats, labels: Ints, law: Floats, shifted: Sequence[tuple[Floats, Ints]] = ()) -> Scale:
-        """Fit a scale to logits (N, K) and labels (N,) of clean images, and of the same kind under simulated shifts."""
+    def fit(
+        logits: Floats, labels: Ints, law: Floats, shifted: Sequence[tuple[Floats, Ints]] = (), mixed: bool = False
+    ) -> Scale:
+        """Fit a scale to logits (N, K) and labels (N,) of clean images, and of the same kind under simulated shifts.
+
+        Args:
+            logits: Of clean images.
+            labels: Of the same.
+            law: Shares of the classes.
+            shifted: Logits and labels under each simulated shift.
+            mixed: Whether under a shift they are the mean of several predictions.
+        """
         right = logits.argmax(1) == labels
         t = temperature(logits, labels)
         costs = np.sort(transport_costs(softmax(logits / t, axis=1), law))
         threshold = atc_threshold(negative_entropy(logits / t), right)
         cost = float(costs[max(0, int(right.sum()) - 1)])
         plain = Scale(t, threshold, cost, float(right.mean()), USUAL_SLOPE, len(labels))
-        return dataclasses.replace(plain, slope=plain._slope(shifted)) if shifted else plain
+        if not shifted:
+            return plain
+        slope, free = plain._slope(shifted, FREE if mixed else FREE[:1])
+        return dataclasses.replace(plain, slope=slope, free=free)
 
-    def _slope(self, shifted: Sequence[tuple[Floats, Ints]]) -> float:
+    def _slope(self, shifted: Sequence[tuple[Floats, Ints]], starts: Floats) -> tuple[float, float]:
+        """Return how the accuracy falls with confidence on shifted images: slope, and where it begins."""
         fall = np.array([self.accuracy - self.confident(logits) for logits, _ in shifted])
         loss = np.array([self.accuracy - float((logits.argmax(1) == labels).mean()) for logits, labels in shifted])
-        # Shifts that change nothing tell no slope: the usual one counts as much as a shift of five points.
-        slope = (float(fall @ loss) + USUAL_SLOPE * 0.05**2) / (float(fall @ fall) + 0.05**2)
-        return float(np.clip(slope, *SLOPES))
+        best = (np.inf, USUAL_SLOPE, 0.0)
+        for free in starts:
+            beyond = np.where(fall > 0, (fall - free).clip(min=0), fall)
+            # Shifts that change nothing tell no slope: the usual one counts as much as a shift of five points, and that
+            # errors begin at once as much as five points in twenty that are not explained.
+            slope = (float(beyond @ loss) + USUAL_SLOPE * 0.05**2) / (float(beyond @ beyond) + 0.05**2)
+            slope = float(np.clip(slope, *SLOPES))
+            off = float(((loss - slope * beyond) ** 2).sum()) + (0.25 * free) ** 2
+            best = min(best, (off, slope, float(free)))
+        return best[1:]
 
     def confident(self, logits: Floats) -> float:
         """Return what ATC says of the accuracy: the share of images surer than the threshold."""
@@ -120,7 +154,9 @@ class Scale:
 
     def sloped(self, logits: Floats) -> float:
         """Return the accuracy by what ATC says, its fall made steeper as simulated shifts showed."""
-        return self._shrunk(self.accuracy - self.slope * (self.accuracy - self.confident(logits)), self.slope)
+        fall = self.accuracy - self.confident(logits)
+        fall = max(0.0, fall - self.free) if fall > 0 else fall
+        return self._shrunk(self.accuracy - self.slope * fall, self.slope)
 
     def _shrunk(self, value: float, slope: float = 1.0) -> float:
         """Believe half of what exceeds the accuracy on clean images: no shift makes a model better, chance may."""
@@ -129,7 +165,9 @@ class Scale:
     def transported(self, logits: Floats, law: Floats) -> float:
         """Return what COTT says of the accuracy: right where the labels' law is known (Lu et al., 2023)."""
         costs = transport_costs(softmax(logits / self.temperature, axis=1), law)
-        return self._shrunk(float((costs <= self.transport).mean()))
+        share = float((costs <= self.transport).mean())
+        # Of the images that are right, those that the law by chance has no room for look wrong.
+        return self._shrunk(share * (1 + crowded(law, len(logits))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +251,8 @@ class Calibration:
 
 def _scale(numbers: Tensor) -> Scale:
     names = [field.name for field in dataclasses.fields(Scale)]
-    values = dict(zip(names, (float(number) for number in numbers), strict=True))
+    # Files of before have no `free`.
+    values = dict(zip(names, (float(number) for number in numbers), strict=False))
     samples = int(values.pop("samples"))
     return Scale(**values, samples=samples)
 
@@ -300,6 +339,10 @@ def _blur(x: Tensor, sigma: float) -> Tensor:
 class Subject(Protocol):
     """A model and a method on it, as calibration sees them."""
 
+    @property
+    def mixes(self) -> bool:
+        """Whether the method answers by the mean of several predictions where images are shifted, and else by one."""
+
     def look(self, x: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Return logits of the source model, what its layers see (N, C), and the layers' widths."""
 
@@ -334,7 +377,7 @@ def calibrate(subject: Subject, method: str, x: Tensor, labels: Tensor | None) -
     return dataclasses.replace(
         plain,
         source=Scale.fit(source, truth, law, looked),
-        adapted=Scale.fit(adapted, truth, law, answered),
+        adapted=Scale.fit(adapted, truth, law, answered, subject.mixes),
         law=law,
         benefit=(float(gain.mean()), float(gain.std() / np.sqrt(len(x)))),
     )

@@ -72,9 +72,12 @@ def best_layout(model: nn.Module) -> torch.memory_format:
     On a CPU they run up to twice as fast with the channels last (``benchmarks/layout.py``). But there oneDNN, as it
     stands inside torch 2.13, writes past the end of a buffer in the backward pass of a strided 1x1 convolution whose
     input channels are not a multiple of 8, on processors with AVX2 and without AVX-512: the process dies some time
-    later ("munmap_chunk(): invalid pointer"). A model with such a layer keeps the ordinary layout, everywhere, so that
-    its numbers do not depend on the processor.
+    later ("munmap_chunk(): invalid pointer"). And group norm dies in its backward pass where its input needs no
+    gradient. A model with such layers keeps the ordinary layout, everywhere, so that its numbers do not depend on the
+    processor.
     """
+    if any(isinstance(layer, nn.GroupNorm) for layer in model.modules()):
+        return torch.contiguous_format
     convolutions = (layer for layer in model.modules() if isinstance(layer, nn.Conv2d))
     strided = (layer for layer in convolutions if layer.kernel_size == (1, 1) and layer.stride != (1, 1))
     return torch.contiguous_format if any(layer.in_channels % 8 for layer in strided) else torch.channels_last

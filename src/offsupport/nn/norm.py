@@ -434,15 +434,33 @@ def adopt_batch_norm(model: nn.Module) -> NormStatistics:
     return shared
 
 
+def protect_group_norm(model: nn.Module) -> None:
+    """Let group norm be differentiated whatever the layout of its input, in place.
+
+    Where the input has its channels last and needs no gradient itself, as below frozen layers, the backward pass of
+    torch 2.13 on a CPU reads a gradient that is not there, and the process dies.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.GroupNorm) and _channels_second not in layer._forward_pre_hooks.values():
+            layer.register_forward_pre_hook(_channels_second)
+
+
+def _channels_second(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    x = given[0]
+    return (x.contiguous(), *given[1:]) if torch.is_grad_enabled() and not x.requires_grad else None
+
+
 @torch.no_grad()
 def release_batch_norm(model: nn.Module, moments: Mapping[str, tuple[Tensor, Tensor]]) -> nn.Module:
-    """Make the batch-norm layers of a model plain ones again, in place, and return it.
+    """Make the norm layers of a model plain ones again, in place, and return it.
 
     Args:
         model: A model whose layers were adopted.
         moments: Mean and variance that layers keep, by name; the others keep those they came with.
     """
     for name, layer in model.named_modules():
+        for number in [number for number, hook in layer._forward_pre_hooks.items() if hook is _channels_second]:
+            del layer._forward_pre_hooks[number]
         if isinstance(layer, AdaptiveStatistics):
             for own in ("norm_statistics", "span", "place"):
                 layer.__dict__.pop(own, None)

@@ -289,8 +289,10 @@ class Stream:
         if not self.adapter.options.monitor:
             return None
         last = self.adapter.memory["answers"][-len(x) :]
-        # The monitor has asked the source model already, unless some images were set apart from the batch.
-        if len(last) == len(x) and not any(event in events for event in SET_APART):
+        # The monitor has asked the source model already, unless it looks at some batches only, or some images were set
+        # apart from the batch.
+        every = self.adapter.watches == 1
+        if every and len(last) == len(x) and not any(event in events for event in SET_APART):
             return last[:, 0]
         return self.adapter.source_view(x)[0]
 

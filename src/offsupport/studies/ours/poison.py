@@ -12,17 +12,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
-from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
+from offsupport.bench.cell import KINDS, Cell, Effort, Kind, Outcome, Place, but_for, make_cell
 from offsupport.bench.store import Record
 from offsupport.core.seeds import derive_seed
 from offsupport.results.correctness import pack
 from offsupport.results.rows import Claim, Row, below, shifted
-from offsupport.studies.adaptation import AdaptConfig, Images, adapter_of, prepare_adapt, provenance_of, stream_of
+from offsupport.studies.adaptation import (
+    OURS,
+    AdaptConfig,
+    Images,
+    adapter_of,
+    few_settings,
+    prepare_adapt,
+    provenance_of,
+    stream_of,
+)
 from offsupport.studies.errors import Part, difference, error_row
 from offsupport.studies.models import pinned, source_model
 from offsupport.studies.paper.table2 import MODEL
@@ -38,7 +48,7 @@ if TYPE_CHECKING:
 Attack = Literal["none", "constant", "binary", "inverted", "repeat", "white-box", "adaptive"]
 SHARES = (0.05, 0.1)
 STRICT = " (not trusted)"
-METHODS = ("source", "bn", "tent", "shot", "eata", "sar", "minimal", f"minimal{STRICT}")
+METHODS = ("source", "bn", "tent", "shot", "eata", "sar", "auto", "minimal", f"minimal{STRICT}")
 """Others, ``tesla`` among them, take ``--methods``; with the attacker's images they take minutes a stream."""
 AIMED_AT = ("source", "minimal")
 """Who meets the images made against ``minimal``: itself, and the model alone to compare with."""
@@ -97,13 +107,16 @@ def run_poison(config: PoisonConfig, place: Place) -> Outcome:
     attacker = Attacker(config, model, planner_of(config, model, place, adapter))
     rows: list[int] = []
     correct: list[bool] = []
+    seconds = 0.0
     for batch in stream:
+        began = time.perf_counter()
         x = torch.as_tensor(batch.x)
         y = torch.as_tensor(batch.y)
         mixed, good = attacker.mix(x, y)
         found = adapter(mixed)[good].argmax(1)
         rows += [int(i) for i in batch.index]
         correct += (found == y).tolist()
+        seconds += time.perf_counter() - began
     domain = config.corruption or "clean"
     measured = {
         "error": 1 - float(np.mean(correct)),
@@ -111,7 +124,7 @@ def run_poison(config: PoisonConfig, place: Place) -> Outcome:
         "domains": {domain: {"images": pack(rows, correct)}},
         "events": dict(adapter.events),
     }
-    return Outcome(measured, provenance_of(model, stream, config.limit), {})
+    return Outcome(measured, provenance_of(model, stream, config.limit), {"seconds": seconds})
 
 
 def planner_of(config: PoisonConfig, model: nn.Module, place: Place, victim: Adapter) -> Planner | None:
@@ -311,7 +324,24 @@ def prepare_poison(configs: Sequence[PoisonConfig], place: Place) -> None:
         adapter_of(quick, source_model(config.model, place.folder), place, trusted=False)
 
 
-KINDS.register("poison")(Kind(PoisonConfig, run_poison, prepare_poison, named_by=("method", "attack", "corruption")))
+CRAFTED = ("white-box", "adaptive")
+"""Attacks that go through the network themselves."""
+
+
+def attacked_alike(config: Any, *varied: str) -> dict[str, Any]:
+    """Return what cells have in common whose images cost about the same: it hardly matters who sent them."""
+    varied = (*varied, "seed", "order", "limit", "source_images", "source_split", "share")
+    return {**but_for(*varied)(config), "attack": config.attack if config.attack in CRAFTED else ""}
+
+
+_EFFORT = Effort(
+    size=lambda config, place: stream_of(config.benign(), place).num_images,
+    alike=lambda config: attacked_alike(config, "corruption", "severity"),
+    few=lambda config, images: dataclasses.replace(config, **few_settings(config, images)),
+    adaptation=PoisonConfig.benign,
+)
+_NAMED_BY = ("method", "attack", "corruption")
+KINDS.register("poison")(Kind(PoisonConfig, run_poison, prepare_poison, named_by=_NAMED_BY, effort=_EFFORT))
 
 
 # The table.
@@ -370,10 +400,10 @@ def rows(records: Sequence[Record]) -> list[Row]:
 
 
 def claims(records: Sequence[Record]) -> list[Claim]:
-    """Hold the promises of the defended method against what was measured."""
+    """Hold the promises of the defended methods against what was measured."""
     found = by_column(records)
     made = []
-    for method in (method for method in found if method.startswith("minimal")):
+    for method in (method for method in found if method.startswith(OURS)):
         own = found[method]
         for column, parts in own.items():
             dataset, _, attack = column.partition("/")

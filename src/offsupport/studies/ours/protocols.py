@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
+from offsupport.bench.cell import KINDS, Cell, Effort, Kind, Outcome, Place, but_for, make_cell
 from offsupport.bench.store import Record
 from offsupport.core.errors import ConfigError, nearest
 from offsupport.core.processes import forget_peak, peak_since
@@ -30,12 +30,13 @@ from offsupport.studies.adaptation import (
     AdaptConfig,
     Images,
     adapter_of,
+    few_settings,
     prepare_adapt,
     provenance_of,
 )
 from offsupport.studies.errors import Part, difference, estimate, row_name
 from offsupport.studies.models import pinned, source_model
-from offsupport.studies.ours.regret import NETWORKS, Network, Walk
+from offsupport.studies.ours.regret import NETWORKS, Network, Walk, passes_of_images
 from offsupport.studies.tables import Table, TableOptions, register_table
 
 if TYPE_CHECKING:
@@ -160,7 +161,26 @@ def prepare_protocol(configs: Sequence[ProtocolConfig], place: Place) -> None:
         config.stream(place)
 
 
-KINDS.register("protocol")(Kind(ProtocolConfig, run_protocol, prepare_protocol, named_by=("method", "protocol")))
+_STREAM = ("protocol", "reset", "corruptions", "severity", "schedule", "visits", "concentration", "imbalance", "seed")
+
+
+def _few(config: ProtocolConfig, images: int) -> ProtocolConfig:
+    # What a window adds to each image shows once it is full.
+    few = few_settings(config, images + 2 * config.window) | {"batch_size": min(images, config.batch_size)}
+    plain: dict[str, Any] = {"protocol": "online", "schedule": "sequence", "visits": 1, "order": "iid"}
+    plain |= {"corruptions": config.corruptions[:1], "concentration": None, "imbalance": None}
+    return replace(config, **few, **plain)
+
+
+_EFFORT = Effort(
+    size=lambda config, place: config.stream(place).num_images,
+    alike=but_for(*_STREAM, "order", "limit", "source_images", "source_split"),
+    few=_few,
+    passes=passes_of_images,
+    adaptation=ProtocolConfig.calibration,
+)
+_NAMED_BY = ("method", "protocol")
+KINDS.register("protocol")(Kind(ProtocolConfig, run_protocol, prepare_protocol, named_by=_NAMED_BY, effort=_EFFORT))
 
 
 # The design.

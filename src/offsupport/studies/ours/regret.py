@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from offsupport.bench.cell import KINDS, Cell, Kind, Outcome, Place, make_cell
+from offsupport.bench.cell import KINDS, Cell, Effort, Kind, Outcome, Place, make_cell
 from offsupport.bench.store import Record, versions
 from offsupport.core.errors import ConfigError, FileError, SourceStatsError, nearest
 from offsupport.core.files import canonical_json, file_lock, sha256_bytes
@@ -34,13 +34,14 @@ from offsupport.studies.adaptation import (
     SOURCE_BATCH,
     AdaptConfig,
     Images,
+    few_settings,
     prepare_adapt,
     provenance_of,
     stats_of,
 )
 from offsupport.studies.errors import Part, difference
 from offsupport.studies.models import pinned, source_model
-from offsupport.studies.ours.poison import Attack, Attacker, PoisonConfig
+from offsupport.studies.ours.poison import Attack, Attacker, PoisonConfig, attacked_alike
 from offsupport.studies.paper.fig3 import SUPERVISED
 from offsupport.studies.paper.table2 import MODEL
 from offsupport.studies.tables import Table, TableOptions, register_table
@@ -326,7 +327,26 @@ def prepare_regret(configs: Sequence[RegretConfig], place: Place) -> None:
         stream_of_stages(config, place)
 
 
-KINDS.register("regret")(Kind(RegretConfig, run_regret, prepare_regret, named_by=("method", "condition")))
+def passes_of_images(measured: Mapping[str, Any]) -> tuple[float, float]:
+    """Return what a :class:`Walk` has counted."""
+    return measured["passes"]["forward"], measured["passes"]["backward"]
+
+
+def _few(config: RegretConfig, images: int) -> RegretConfig:
+    first: dict[str, Any] = {"stages": config.stages[:1], "cycles": 1, "mixed": False}
+    return dataclasses.replace(config, **few_settings(config, images), **first)
+
+
+_EFFORT = Effort(
+    size=lambda config, place: stream_of_stages(config, place)[0].num_images,
+    alike=lambda config: attacked_alike(config, "condition", "stages", "cycles", "mixed", "episode"),
+    few=_few,
+    passes=passes_of_images,
+    adaptation=RegretConfig.calibration,
+    shared=True,
+)
+_NAMED_BY = ("method", "condition")
+KINDS.register("regret")(Kind(RegretConfig, run_regret, prepare_regret, named_by=_NAMED_BY, effort=_EFFORT))
 
 
 # The design.
