@@ -1,5 +1,6 @@
 """Accuracy without labels: each formula against its definition, and what is said of a stream."""
 
+import dataclasses
 import itertools
 import math
 
@@ -20,6 +21,7 @@ from offsupport.monitor.calibration import (
     crowded,
     marks_of,
     negative_entropy,
+    room,
     simulated_shifts,
     temperature,
     transport_costs,
@@ -84,6 +86,14 @@ def test_images_that_the_law_has_no_room_for_are_those_of_many_draws():
     draws = np.random.default_rng(0).multinomial(40, law, size=20_000)
     assert crowded(law, 40) == pytest.approx((draws - capacities(law, 40)).clip(min=0).sum(1).mean() / 40, rel=0.03)
     assert crowded(law, 10_000) < 0.1 * crowded(law, 40)
+
+
+def test_there_is_room_for_predictions_in_the_shares_of_the_law_and_not_for_others():
+    law = np.array([0.5, 0.25, 0.25])
+    assert room(np.repeat(np.arange(3), [500, 250, 250]), law) == 1.0
+    assert room(np.zeros(1000, dtype=np.int64), law) == pytest.approx(0.5, abs=0.02)
+    draws = [np.random.default_rng(seed).choice(3, size=60, p=law) for seed in range(300)]
+    assert np.mean([room(draw, law) for draw in draws]) > 0.98, "what chance gives is not held against a model"
 
 
 def test_a_few_clean_images_are_not_taken_for_worse_than_many():
@@ -169,6 +179,29 @@ def test_harm_is_said_where_batches_of_one_class_confuse_the_adapted_model():
     assert found.adapted.low <= right(adapted, labels) <= found.adapted.high
     assert found.source.low <= right(source, labels) <= found.source.high
     assert "Use the source model" in str(found)
+
+
+@pytest.mark.parametrize("shift", [1.0, 40.0])
+def test_harm_is_said_of_a_model_that_is_sure_of_a_few_classes(shift):
+    """Steps towards certainty: every answer is sure, most are of one class."""
+    labels = np.random.default_rng(9).integers(0, 4, 400)
+    source, _ = drawn(400, 2.0, labels=labels, seed=2)
+    adapted, _ = drawn(400, 1.0, labels=labels, seed=3, favour=3.0)
+    known = dataclasses.replace(calibrated(), adapted=calibrated().source, benefit=(0.01, 0.01))
+    found = estimate(Window(source, 20 * adapted, 400, shift=shift), known)
+    assert found.order == "iid"
+    assert found.verdict == "harms"
+    assert found.adapted.low <= right(adapted, labels) <= found.adapted.high
+
+
+def test_a_model_that_leaves_a_source_model_that_is_right_is_not_right():
+    """Every answer is sure and the classes are balanced: they are another's."""
+    source, labels = drawn(400, 6.0, seed=2)
+    swapped = np.where(np.arange(400) % 2, (labels + 1) % 4, labels)
+    adapted, _ = drawn(400, 6.0, labels=swapped, seed=3)
+    found = estimate(Window(source, 5 * adapted, 400, shift=1.0), Calibration.fit(*drawn(500, 6.0)))
+    assert found.verdict == "harms"
+    assert found.adapted.value == pytest.approx(right(adapted, labels), abs=0.05)
 
 
 def test_a_model_that_no_order_confuses_is_the_witness_of_the_order():

@@ -5,8 +5,10 @@ said. Three ways, by what the stream allows:
 
 * In random order the source model is judged by transport (COTT): its predictions are matched with labels in the shares
   of the source. A shifted model favours classes, and that shows.
-* The adapted model has balanced classes by construction, so it is judged by how many images it is sure of (ATC), and
-  the fall of that is made steeper as simulated shifts showed for this model and method.
+* The adapted model mostly has balanced classes by construction, so it is judged by how many images it is sure of
+  (ATC), and the fall of that is made steeper as simulated shifts showed for this model and method. Steps that make a
+  model sure can make it sure and wrong: it cannot be right on more images than the law of the classes has room for,
+  nor, near the source, where it leaves a source model that is right.
 * Where images of a class come together, neighbours are further views of the same label: a hidden Markov chain over the
   source model's predictions tells the labels, and both models are held against those. Batch statistics make a model
   sure and wrong there, and nothing in its own confidence tells.
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from offsupport.core.errors import InputError
 from offsupport.monitor.alarms import order_score, quarrel
-from offsupport.monitor.calibration import Calibration, Floats, Scale, marks_of, rows_of
+from offsupport.monitor.calibration import Calibration, Floats, Scale, marks_of, room, rows_of
 from offsupport.monitor.shift import fold, shift_score
 
 Verdict = Literal["helps", "neutral", "harms", "unknown"]
@@ -247,8 +249,13 @@ def _by_scores(window: Window, calibration: Calibration, source: Scale) -> _Judg
     adapted = calibration.adapted or source
     n, law = window.images, calibration.law
     floor = 1 / len(law)
+    differ = 1 - _agreement(window)
     before = max(floor / 2, source.transported(window.source, law))
-    after = max(floor / 2, adapted.sloped(window.adapted))
+    sure = max(floor / 2, adapted.sloped(window.adapted))
+    # What its confidence does not tell: classes it gives too often, and that it leaves a source model that is right.
+    after = min(sure, max(floor / 2, adapted.accuracy * room(window.adapted.argmax(1), law)))
+    if window.shift is not None:
+        after = min(after, 1 - max(0.0, before - NEAR_CLEAN * (window.shift - 1)) + 1 - differ)
     errors = [
         _root(constant, grows * max(0.0, scale.accuracy - value), _binomial(scale.accuracy, scale.samples))
         for (constant, grows), scale, value in (
@@ -260,12 +267,12 @@ def _by_scores(window: Window, calibration: Calibration, source: Scale) -> _Judg
     errors[0] = _root(errors[0], 0.15 * float(np.sqrt(law * (1 - law) / n).sum()))
     if _same(window):
         after, errors[1] = before, errors[0]
-    differ = 1 - _agreement(window)
     paired = float(np.sqrt(max(differ, 1 / n) / n))
     benefit, error = after - before, _root(*errors, paired)
     if calibration.adapted is not None and window.shift is not None:
         known, doubt = calibration.benefit
-        doubt = _root(doubt, paired, NEAR_CLEAN * (window.shift - 1))
+        # A method that is sure and wrong is not what it was when it was calibrated.
+        doubt = _root(doubt, paired, NEAR_CLEAN * (window.shift - 1), sure - after)
         weight = error**2 / (error**2 + doubt**2)
         benefit, error = (1 - weight) * benefit + weight * known, error * doubt / _root(error, doubt)
     return _Judged(

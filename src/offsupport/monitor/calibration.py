@@ -76,6 +76,16 @@ def crowded(law: Floats, n: int) -> float:
     return float(found.sum() / n)
 
 
+def room(predictions: Ints, law: Floats) -> float:
+    """Return for which share of predictions a law of the classes has room; the rest is wrong, whatever a model thinks.
+
+    A model that was driven to be sure of itself is sure of a few classes: only their number tells.
+    """
+    n = len(predictions)
+    counts = np.bincount(predictions, minlength=len(law))
+    return min(1.0, float(np.minimum(counts, capacities(law, n)).sum() / n) + crowded(law, n))
+
+
 def transport_costs(probabilities: Floats, law: Floats) -> Floats:
     """Return 1 - p of the label each image gets when labels are handed out by a law at the least total cost (COT)."""
     costs = np.empty(len(probabilities))
