@@ -29,16 +29,20 @@ def make(tmp_path):
         service.close()
 
 
-def test_answers_are_those_of_the_adapter_alone(make):
-    service, alone = make(), offsupport.adapt(small_model(), "minimal", monitor=True, collapse="off")
+@pytest.mark.parametrize("method", ["minimal", "auto"])  # auto looks at one batch of four only
+def test_answers_are_those_of_the_adapter_alone(make, method):
+    service, alone = make(method), offsupport.adapt(small_model(), method, monitor=True, collapse="off")
     source = small_model()
-    for seed in range(3):
+    for seed in range(6):
         x = images(5, seed)
         answers = service.predict(x)
         logits = alone(x)
         assert [answer.adapted.label for answer in answers] == logits.argmax(1).tolist()
         assert [a.adapted.confidence for a in answers] == pytest.approx(logits.softmax(1).amax(1).tolist(), abs=1e-6)
-        assert [answer.source.label for answer in answers] == source(x).argmax(1).tolist()
+        truth = source(x)
+        assert [answer.source.label for answer in answers] == truth.argmax(1).tolist()
+        # The confidences differ from batch to batch, where the classes may not.
+        assert [a.source.confidence for a in answers] == pytest.approx(truth.softmax(1).amax(1).tolist(), abs=1e-6)
 
 
 def test_image_files_are_the_same_as_their_pixels(make):
@@ -236,7 +240,24 @@ def test_reset_forgets_and_freeze_learns_nothing(make):
     assert not torch.equal(service.find("default").adapter.memory["shift"], memory)
 
 
-@pytest.mark.parametrize("method", ["source", "bn", "tent"])
+@pytest.mark.parametrize("before", range(5))
+def test_a_frozen_stream_of_auto_is_watched_as_often_as_a_live_one(make, before):
+    frozen, live = make("auto"), make("auto")
+    for seed in range(before):
+        frozen.predict(images(16, seed))
+        live.predict(images(16, seed))
+    frozen.freeze()
+    for seed in range(before, before + 8):
+        x = images(16, seed)
+        frozen.predict(x)
+        live.predict(x)
+        watched = [service.find("default").adapter.memory["answers"] for service in (frozen, live)]
+        assert watched[0].shape == watched[1].shape
+    assert torch.equal(watched[0][-1, 0], watched[1][-1, 0])  # the source model of the same image
+    assert frozen.find("default").estimate().n == live.find("default").estimate().n > 0
+
+
+@pytest.mark.parametrize("method", ["auto", "source", "bn", "tent"])
 def test_a_frozen_stream_answers_the_same_again_whatever_the_method(make, method):
     service = make(method)
     service.predict(images(16, 1))
