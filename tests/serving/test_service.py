@@ -9,10 +9,12 @@ import torch
 from service_client import SIDE, Held, encoded, images, png, small_model
 
 import offsupport
+from offsupport.cli.output import as_option
 from offsupport.core.errors import ConfigError, FileError, InputError
 from offsupport.serving import Limits, Service, open_service
 from offsupport.serving.service import BrokenImagesError, TooLargeError, UnknownStreamError, file_of
-from offsupport.serving.stream import RefusedError
+from offsupport.serving.source_model import SourceModel
+from offsupport.serving.stream import FRESH, RefusedError
 
 
 @pytest.fixture
@@ -174,6 +176,34 @@ def test_a_bomb_is_refused_by_what_its_head_says():
 
 def test_with_resize_any_size_is_taken(make):
     assert len(make(resize=True).predict([png(side=30), png(side=5)])) == 2
+
+
+def test_the_shorter_side_may_become_longer_than_the_square(make):
+    service = make(resize=2 * SIDE)
+    pixels = np.zeros((2 * SIDE, 2 * SIDE, 3), dtype=np.uint8)
+    middle = slice(SIDE // 2, SIDE // 2 + SIDE)
+    pixels[middle, middle] = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3))
+    assert service.predict([encoded(pixels)]) == make().predict([encoded(pixels[middle, middle])])
+
+
+def test_a_model_of_imagenet_takes_photographs_of_any_size():
+    given = SourceModel("photographs", small_model, "imagenet")
+    names = [str(label) for label in range(4)]
+    with open_service(given, classes=names) as service:
+        assert (service.size, service.resize) == (224, 256)
+        assert len(service.predict([png(side=300)])) == 1
+    with open_service(given, classes=names, size=16, resize=20) as service:
+        assert (service.size, service.resize) == (16, 20)
+
+
+def test_without_clean_images_the_estimate_says_how_to_start_the_service():
+    adapted = offsupport.adapt(small_model(), "minimal", monitor=True)
+    with Service(adapted, size=SIDE, spell=as_option) as service:
+        stream = service.find("default")
+        assert stream.estimate().reason.startswith("an estimate needs 30 images")
+        service.predict(images(40))
+        time.sleep(FRESH)
+        assert "Start the service with --source DIR" in stream.estimate().reason
 
 
 def test_a_model_that_does_not_take_such_images_is_said_at_the_start():

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from offsupport.core.errors import OffsupportError
+from offsupport.core.errors import OffsupportError, Spelling, as_keyword
 from offsupport.data.dataset import Images
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import require
@@ -136,10 +136,17 @@ class Stream:
         names: Of the classes.
         limits: Of the service.
         coming: Tells how many requests for this stream are just being read.
+        spell: How remedies write arguments.
     """
 
     def __init__(
-        self, key: str, adapter: Adapter, names: Sequence[str], limits: Limits, coming: Callable[[], int] = lambda: 0
+        self,
+        key: str,
+        adapter: Adapter,
+        names: Sequence[str],
+        limits: Limits,
+        coming: Callable[[], int] = lambda: 0,
+        spell: Spelling = as_keyword,
     ) -> None:
         self.key = key
         self.adapter = adapter
@@ -155,6 +162,7 @@ class Stream:
         self.recent: collections.deque[Seen] = collections.deque(maxlen=limits.recent)
         self.history: collections.deque[Point] = collections.deque(maxlen=HISTORY)
         self._coming = coming
+        self._spell = spell
         self._line: collections.deque[_Job] = collections.deque()
         self._changed = threading.Condition()
         self._busy = self._closed = False
@@ -211,9 +219,16 @@ class Stream:
             last = self.history[-1] if self.history else None
             if last is not None and (last.images == self.images or time.time() - last.time < FRESH):
                 return last.estimate
-            images, found = self.images, self.adapter.estimate()
+            images, found = self.images, self._advised(self.adapter.estimate())
             self.history.append(Point(time.time(), images, found))
             return found
+
+    def _advised(self, found: Estimate) -> Estimate:
+        """Return an estimate that says what to do in the words of who runs the service, not of the library."""
+        if self.adapter.answers.calibration is not None or found.agreement is None:
+            return found
+        remedy = f"Start the service with {self._spell('source', 'DIR')}, with a folder for each class."
+        return dataclasses.replace(found, reason=f"no clean images are known, so accuracies are not. {remedy}")
 
     def close(self) -> None:
         """Answer what is in line, take nothing more, and end the thread."""
