@@ -30,12 +30,10 @@ PART = re.compile(
     r"```python\n(?P<code>.*?)```|(?P<open><!-- output[^\n]*-->\n)(?P<shown>.*?)(?P<close><!-- /output[^\n]*-->)",
     re.DOTALL,
 )
-TAIL = re.compile(r" in [\d.]+ s$", re.MULTILINE)
-"""How long it took, which no two runs agree on."""
 
 
 def filled(text: str) -> str:
-    """Return a page with what its cells print now, without times."""
+    """Return a page with what its cells print now."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     last = ""
 
@@ -56,7 +54,7 @@ def printed(code: str, scope: dict[str, Any]) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(code, scope)
-    return TAIL.sub("", out.getvalue())
+    return out.getvalue()
 
 
 @contextlib.contextmanager

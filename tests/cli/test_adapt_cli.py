@@ -213,6 +213,19 @@ def test_class_folders_give_accuracies_and_a_page_of_what_changed(call, tmp_path
     assert Path("predictions.html").read_text() == "mine"
 
 
+def test_clean_images_are_asked_for_where_they_would_help_and_were_not_given(call, tmp_path):
+    write_digits(tmp_path / "in", 4)
+    write_digits(tmp_path / "clean", 4)
+    words = "No clean images were given: a few hundred of those the model was made for (--source DIR)"
+    for more, asked in (((), True), (("--source", "clean"), False), (("--method", "bn"), False)):
+        code, out, err = call(*TINY, *more)
+        assert code == 0, err
+        assert (words in err) == asked
+        noted = json.loads(Path("predictions.json").read_text())["notes"]
+        assert any(words in note for note in noted) == asked
+        assert words not in out
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_weights_of_all_kinds_get_a_remedy_that_works(call, tmp_path):
     from adapt_models import tiny

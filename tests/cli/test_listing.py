@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import offsupport
 from offsupport import zoo
 from offsupport.cli.doctor import examine
 from offsupport.cli.listing import list_
@@ -45,6 +46,23 @@ def test_doctor_takes_a_step_and_comes_back():
 def test_the_list_of_methods_says_how_to_constrain_them(capsys):
     list_("methods", json=False)
     assert "tent+sc" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120, None])  # None: into a pipe, where nobody says how wide it is
+def test_methods_fit_any_terminal_and_no_word_is_broken(columns, monkeypatch, capsys):
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    list_("methods", json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= min(columns or 80, 100)
+    text = " ".join(" ".join(lines).split())
+    for info in offsupport.list_methods(True):
+        assert f"{info.name} {info.summary}" in text
+        assert info.passes in text
+    assert "needs source statistics, a projection head; passes: 3F 1B" in text
+    assert "needs batch norm; better with source statistics; passes: 1F" in text
 
 
 def test_models_fit_a_narrow_terminal(monkeypatch, capsys):

@@ -60,6 +60,7 @@ def test_it_serves_what_was_asked_for_and_says_where(command, monkeypatch):
     monkeypatch.setattr("offsupport.serving.web.run", run)
     monkeypatch.setenv("OFFSUPPORT_TOKEN", "x" * 20)
     words = ("--model", "zoo:cifar10-resnet18x0.25-supervised", "--state", "kept", "--queue", 9, "--json", "--port", 5)
+    words += ("--size", 32, "--resize", 40)
     code, out, heard = command(*words, "--no-monitor")
     assert code == 0
     about = json.loads(out)
@@ -68,6 +69,8 @@ def test_it_serves_what_was_asked_for_and_says_where(command, monkeypatch):
     assert (seen["host"], seen["port"], seen["token"]) == ("127.0.0.1", 5, "x" * 20)
     service = seen["service"]
     assert service.limits.queue == 9
+    assert "No clean images were given" in heard
+    assert (service.size, service.resize) == (32, 40)
     assert service.names[3] == "cat"
     assert service.stopping
     events = [json.loads(line)["event"] for line in heard.splitlines() if line.startswith("{")]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from service_client import SIDE, images, listening, small_model
+from service_client import SIDE, images, listening, png, small_model
 
 import offsupport
 from offsupport.serving import Service
@@ -89,6 +89,54 @@ def test_the_page_follows_a_stream_and_shows_hostile_names_as_text(tmp_path):
         until(driver, "camera-2")
         refused = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
         assert not [message for message in refused if "favicon" not in message]
+
+
+def trouble(driver):
+    """Return what the page says went wrong; nothing where it says nothing."""
+    box = driver.find_element("id", "trouble")
+    return driver.find_element("id", "said").text if box.is_displayed() else ""
+
+
+def test_what_went_wrong_stays_until_the_person_acts(tmp_path):
+    broken, good = tmp_path / "broken.png", tmp_path / "good.png"
+    broken.write_bytes(b"no image")
+    good.write_bytes(png())
+    with serving() as (service, url), chromium() as driver:
+        driver.get(url)
+        until(driver, "small · minimal")
+        files = driver.find_element("id", "files")
+        files.send_keys(str(broken))
+        until(driver, "cannot be read")
+        service.predict(images(40))
+        until(driver, "40")  # it looked again, more than once
+        time.sleep(2.5)
+        assert "cannot be read" in trouble(driver)
+        driver.save_screenshot(str(tmp_path / "trouble.png"))
+        files.send_keys(str(good))
+        until(driver, "41")
+        assert trouble(driver) == ""
+        files.send_keys(str(broken))
+        until(driver, "cannot be read")
+        driver.find_element("id", "dismiss").click()
+        assert trouble(driver) == ""
+
+
+def test_a_service_that_is_gone_is_said_and_forgotten_when_it_is_back():
+    with serving() as (_, url), chromium() as driver:
+        driver.get(url)
+        until(driver, "small · minimal")
+        driver.execute_script("window.kept = window.fetch; window.fetch = () => Promise.reject(new TypeError('gone'))")
+        until(driver, "The service does not answer.")
+        assert not driver.find_element("id", "dismiss").is_displayed()
+        driver.find_element("id", "reset").click()
+        time.sleep(0.5)
+        assert driver.find_element("id", "dismiss").is_displayed()
+        driver.execute_script("window.fetch = window.kept")
+        time.sleep(2.5)
+        assert trouble(driver) == "The service does not answer."  # to what the person asked for; it was not done
+        driver.find_element("id", "reset").click()
+        until(driver, "reset by hand")
+        assert trouble(driver) == ""
 
 
 def test_the_page_asks_for_the_token():

@@ -9,10 +9,12 @@ import torch
 from service_client import SIDE, Held, encoded, images, png, small_model
 
 import offsupport
+from offsupport.cli.output import as_option
 from offsupport.core.errors import ConfigError, FileError, InputError
 from offsupport.serving import Limits, Service, open_service
 from offsupport.serving.service import BrokenImagesError, TooLargeError, UnknownStreamError, file_of
-from offsupport.serving.stream import RefusedError
+from offsupport.serving.source_model import SourceModel
+from offsupport.serving.stream import FRESH, RefusedError
 
 
 @pytest.fixture
@@ -29,16 +31,20 @@ def make(tmp_path):
         service.close()
 
 
-def test_answers_are_those_of_the_adapter_alone(make):
-    service, alone = make(), offsupport.adapt(small_model(), "minimal", monitor=True, collapse="off")
+@pytest.mark.parametrize("method", ["minimal", "auto"])  # auto looks at one batch of four only
+def test_answers_are_those_of_the_adapter_alone(make, method):
+    service, alone = make(method), offsupport.adapt(small_model(), method, monitor=True, collapse="off")
     source = small_model()
-    for seed in range(3):
+    for seed in range(6):
         x = images(5, seed)
         answers = service.predict(x)
         logits = alone(x)
         assert [answer.adapted.label for answer in answers] == logits.argmax(1).tolist()
         assert [a.adapted.confidence for a in answers] == pytest.approx(logits.softmax(1).amax(1).tolist(), abs=1e-6)
-        assert [answer.source.label for answer in answers] == source(x).argmax(1).tolist()
+        truth = source(x)
+        assert [answer.source.label for answer in answers] == truth.argmax(1).tolist()
+        # The confidences differ from batch to batch, where the classes may not.
+        assert [a.source.confidence for a in answers] == pytest.approx(truth.softmax(1).amax(1).tolist(), abs=1e-6)
 
 
 def test_image_files_are_the_same_as_their_pixels(make):
@@ -172,6 +178,34 @@ def test_with_resize_any_size_is_taken(make):
     assert len(make(resize=True).predict([png(side=30), png(side=5)])) == 2
 
 
+def test_the_shorter_side_may_become_longer_than_the_square(make):
+    service = make(resize=2 * SIDE)
+    pixels = np.zeros((2 * SIDE, 2 * SIDE, 3), dtype=np.uint8)
+    middle = slice(SIDE // 2, SIDE // 2 + SIDE)
+    pixels[middle, middle] = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3))
+    assert service.predict([encoded(pixels)]) == make().predict([encoded(pixels[middle, middle])])
+
+
+def test_a_model_of_imagenet_takes_photographs_of_any_size():
+    given = SourceModel("photographs", small_model, "imagenet")
+    names = [str(label) for label in range(4)]
+    with open_service(given, classes=names) as service:
+        assert (service.size, service.resize) == (224, 256)
+        assert len(service.predict([png(side=300)])) == 1
+    with open_service(given, classes=names, size=16, resize=20) as service:
+        assert (service.size, service.resize) == (16, 20)
+
+
+def test_without_clean_images_the_estimate_says_how_to_start_the_service():
+    adapted = offsupport.adapt(small_model(), "minimal", monitor=True)
+    with Service(adapted, size=SIDE, spell=as_option) as service:
+        stream = service.find("default")
+        assert stream.estimate().reason.startswith("an estimate needs 30 images")
+        service.predict(images(40))
+        time.sleep(FRESH)
+        assert "Start the service with --source DIR" in stream.estimate().reason
+
+
 def test_a_model_that_does_not_take_such_images_is_said_at_the_start():
     flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIDE * SIDE, 4))
     with pytest.raises(InputError, match="does not take colour images of 9x9"):
@@ -236,7 +270,24 @@ def test_reset_forgets_and_freeze_learns_nothing(make):
     assert not torch.equal(service.find("default").adapter.memory["shift"], memory)
 
 
-@pytest.mark.parametrize("method", ["source", "bn", "tent"])
+@pytest.mark.parametrize("before", range(5))
+def test_a_frozen_stream_of_auto_is_watched_as_often_as_a_live_one(make, before):
+    frozen, live = make("auto"), make("auto")
+    for seed in range(before):
+        frozen.predict(images(16, seed))
+        live.predict(images(16, seed))
+    frozen.freeze()
+    for seed in range(before, before + 8):
+        x = images(16, seed)
+        frozen.predict(x)
+        live.predict(x)
+        watched = [service.find("default").adapter.memory["answers"] for service in (frozen, live)]
+        assert watched[0].shape == watched[1].shape
+    assert torch.equal(watched[0][-1, 0], watched[1][-1, 0])  # the source model of the same image
+    assert frozen.find("default").estimate().n == live.find("default").estimate().n > 0
+
+
+@pytest.mark.parametrize("method", ["auto", "source", "bn", "tent"])
 def test_a_frozen_stream_answers_the_same_again_whatever_the_method(make, method):
     service = make(method)
     service.predict(images(16, 1))

@@ -167,7 +167,9 @@ def test_reset_freeze_and_thaw(client):
     assert client.post("/thaw").json() == {"stream": "default", "frozen": False}
     assert client.post("/reset").json() == {"stream": "default", "reset": True}
     assert client.post("/predict", files=form(png())).json() == first
-    assert client.get("/reset").status_code == 405
+    refused = client.get("/reset")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+    assert refused.json() == {"error": "This path does not take GET.", "remedy": "Use POST."}
 
 
 def test_read_only_refuses_every_change(open_app):
@@ -230,7 +232,9 @@ def test_health_and_openapi(client):
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/predict", "/health", "/estimate", "/metrics", "/reset"} <= set(paths)
     assert "multipart/form-data" in paths["/predict"]["post"]["requestBody"]["content"]
-    assert client.get("/docs").status_code == 404  # it would load scripts from elsewhere
+    missing = client.get("/docs")  # it would load scripts from elsewhere
+    assert missing.status_code == 404
+    assert "POST /predict" in missing.json()["remedy"]
 
 
 def test_estimate_says_what_can_be_said(client):

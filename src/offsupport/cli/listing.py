@@ -12,8 +12,10 @@ from offsupport.cli.output import JSON, emit_json, emit_table, say, tell
 from offsupport.core.errors import ConfigError, nearest
 
 Rows = list[dict[str, Any]]
-HIDDEN = ("summary", "single", "paper", "bounded", "record")
-"""Sentences too long for a table on a terminal, and what a heading says; ``--json`` has them."""
+HIDDEN = ("paper", "record")
+"""Too long for a table on a terminal, or said by a heading; ``--json`` has them."""
+WIDEST = 100
+"""Longer lines are hard to read, however wide the terminal is."""
 
 
 def list_(
@@ -38,14 +40,16 @@ def list_(
     elif what == "models":
         for row in rows:
             _tell_model(**row)
+    elif what == "methods":
+        _tell_methods(rows)
     else:
         for title, group in _grouped(what, rows).items():
             columns = [name for name in group[0] if name not in HIDDEN]
             body = [[str(row[name]) for name in columns] for row in group]
             emit_table(title, columns, body, text_columns=len(columns))
     if what == "methods":
-        say("norm: the norm layers it needs. source: source statistics. passes: over a batch, F forward, B backward.")
-        say("+sc behind a method that takes steps, as in tent+sc, adds the sparsity constraint.")
+        say("passes: over a batch, F forward, B backward. source statistics: --source DIR, or offsupport.source_stats.")
+        say("+sc behind a method that takes steps, as in tent+sc, adds the sparsity constraint. --json says more.")
 
 
 def _grouped(what: str, rows: Rows) -> dict[str, Rows]:
@@ -111,11 +115,33 @@ def _zoo_row(card: dict[str, Any]) -> dict[str, Any]:
 
 def _tell_model(name: str, about: str, **accuracy: str) -> None:
     """Print a model in lines that fit any terminal: names are too long for columns."""
-    from rich.console import Console
-
     known = [f"{value} of clean images right" for value in accuracy.values() if value]
     tell("  ".join([name, *known]))
-    tell(textwrap.fill(about, min(Console().width, 100), initial_indent="    ", subsequent_indent="    "))
+    tell(_filled(about, "    ", "    "))
+
+
+def _tell_methods(rows: Rows) -> None:
+    """Print each method with its sentence, what it needs and what it costs, in lines that fit any terminal."""
+    indent = max(len(row["name"]) for row in rows) + 2
+    for row in rows:
+        tell(_filled(row["summary"], f"{row['name']:{indent}}", " " * indent))
+        tell(_filled("; ".join(_asks(**row)), " " * indent, " " * indent))
+
+
+def _asks(norm: str, source: str, needs: str, passes: str, **_: Any) -> list[str]:
+    """Return what a method asks for, in words."""
+    layers = {"batch": "batch norm", "any": "norm layers"}
+    needed = [layers.get(norm, ""), "source statistics" if source == "required" else "", needs]
+    needed = [each for each in needed if each]
+    better = ["better with source statistics"] if source == "optional" else []
+    return [*([f"needs {', '.join(needed)}"] if needed else []), *better, f"passes: {passes or 'not known'}"]
+
+
+def _filled(text: str, first: str, others: str) -> str:
+    from rich.console import Console
+
+    width = min(Console().width, WIDEST)
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
 
 
 def _recipes() -> Rows:

@@ -38,6 +38,9 @@ def serve(
         None, help="Clean images (folder, best one per class) or a file of source statistics: for the estimate."
     ),
     size: int | None = typer.Option(None, min=1, help="Shorter side to this length, then the centred square."),
+    resize: int | None = typer.Option(
+        None, min=1, help="Shorter side before the square of --size is cut: 256 for 224."
+    ),
     classes: Path | None = typer.Option(None, help="Text file with the names of the classes, one per line."),
     state: Path | None = typer.Option(None, help="Folder where streams are saved, and taken up from."),
     save_every: float = typer.Option(60.0, help="Seconds between two saves, beside the one at the end."),
@@ -83,8 +86,8 @@ def serve(
         "size": most_megabytes << 20, "recent": recent, "save_every": save_every,
     }  # fmt: skip
     opened = open_service(
-        given, method, source=source, size=size, classes=classes, preset=preset, monitor=monitor, state=state,
-        read_only=read_only, limits=limits, log=log, spell=as_option, seed=seed,
+        given, method, source=source, size=size, resize=resize, classes=classes, preset=preset, monitor=monitor,
+        state=state, read_only=read_only, limits=limits, log=log, spell=as_option, seed=seed,
         **({"trusted": False} if untrusted else {}), **settings,
     )  # fmt: skip
     with opened as service:
@@ -98,6 +101,11 @@ def _run(service: Service, host: str, port: int, token: str | None, untrusted: b
         say("Whoever reaches this address can send images, reset streams and see the latest images: set a token.")
     if not is_loopback(host) and not untrusted and not service.read_only:
         say("If strangers can send images, --untrusted bounds what one of them can do, and --read-only learns nothing.")
+    if service.template.source is None and service.template.info.source == "optional":
+        say(
+            "No clean images were given: a few hundred of those the model was made for (--source DIR, best in a folder "
+            "for each class) usually make it right more often, and let accuracy be estimated."
+        )
 
     def ready(url: str) -> None:
         about = {"url": url, "model": service.model, "method": service.template.info.name, "classes": service.classes}

@@ -43,7 +43,7 @@ from offsupport.engine.adapter import Adapter
 from offsupport.engine.source_stats import SourceStats
 from offsupport.methods import METHODS, adapt, source_stats
 from offsupport.serving.folder import SOURCE_IMAGES, class_names, labelled_batches
-from offsupport.serving.image_files import ImageFiles, as_tensor, shuffle_files, walk_images
+from offsupport.serving.image_files import ImageFiles, as_tensor, shuffle_files, square, walk_images
 from offsupport.serving.source_model import SourceModel, as_source_model
 from offsupport.serving.stream import Answer, Limits, RefusedError, Stream
 
@@ -104,7 +104,7 @@ class Service:
         adapted: What :func:`offsupport.adapt` returned; each stream gets a copy of it. It is not called itself.
         size: Side of the images; those of files are brought to it if ``resize``, else they must have it.
         names: Names of the classes; None for numbers alone.
-        resize: Bring the shorter side of image files to ``size`` and cut out the centred square.
+        resize: Bring the shorter side of image files to ``size``, or to this length, and cut out the centred square.
         limits: How much it takes on.
         state: Folder in which streams are saved, and from which they are taken up; None keeps nothing.
         read_only: Every stream stays as it is, and nothing is written.
@@ -127,7 +127,7 @@ class Service:
         *,
         size: int,
         names: Sequence[str] | None = None,
-        resize: bool = False,
+        resize: bool | int = False,
         limits: Limits | None = None,
         state: Path | str | None = None,
         read_only: bool = False,
@@ -137,7 +137,8 @@ class Service:
     ) -> None:
         self.template = adapted
         self.size = size
-        self.resize = resize
+        self.resize: int | None = size if resize is True else resize or None
+        """What the shorter side of image files is brought to; None takes files of the right size alone."""
         self.limits = limits or Limits()
         self.read_only = read_only
         self.log = log
@@ -268,7 +269,7 @@ class Service:
                 broken[i] = error.message
                 continue
             pixels += width * height
-            if not self.resize and (width, height) != (self.size, self.size):
+            if self.resize is None and (width, height) != (self.size, self.size):
                 broken[i] = (
                     f"Image {i + 1} is {width}x{height}, and the model takes {self.size}x{self.size}: send such, or "
                     f"start the service with {self._spell('size', str(self.size))}."
@@ -278,13 +279,13 @@ class Service:
                 f"The images have {pixels:,} pixels in all, and at most {self.limits.pixels:,} are taken.",
                 "Send smaller images, or several requests.",
             )
-        side = self.size if self.resize else None
+        side = None if self.resize is None else self.size
         found = []
         for i, data in enumerate(files):
             if i in broken:
                 continue
             try:
-                found.append(decode_image(data, side, side, name=f"Image {i + 1}"))
+                found.append(decode_image(data, self.resize, side, name=f"Image {i + 1}"))
             except FileError as error:
                 broken[i] = error.message
         if broken:
@@ -323,7 +324,7 @@ class Service:
             return self.stream(key).submit(images)
 
     def _open(self, key: str, adapter: Adapter) -> Stream:
-        stream = Stream(key, adapter, self.names, self.limits, lambda: self._coming[key])
+        stream = Stream(key, adapter, self.names, self.limits, lambda: self._coming[key], self._spell)
         stream.frozen = self.read_only
         self._streams[key] = stream
         self.log("stream", stream=key, streams=len(self._streams))
@@ -512,6 +513,7 @@ def open_service(
     *,
     source: Path | str | None = None,
     size: int | None = None,
+    resize: int | None = None,
     classes: Sequence[str] | Path | str | None = None,
     preset: str | None = None,
     monitor: bool = True,
@@ -529,7 +531,9 @@ def open_service(
         method: How to adapt, as in :func:`offsupport.adapt`; by default the one that needs to know least.
         source: Clean images like those the model was trained on: a folder, or a file of source statistics. In a folder
             with a sub-folder per class these are the labels, by which accuracies can be estimated.
-        size: Bring the shorter side of every image to this length and cut out the centred square.
+        size: Bring the shorter side of every image to this length and cut out the centred square. A model of ImageNet
+            takes photographs of any size: 256 and 224 unless told otherwise.
+        resize: Bring the shorter side to this length instead, before the square of ``size`` is cut out.
         classes: Names of the classes, or a text file with one per line.
         preset: Hyper-parameters, as in :func:`offsupport.adapt`.
         monitor: Ask the source model, too: one more pass per batch, for its prediction beside the adapted one, for the
@@ -543,7 +547,8 @@ def open_service(
     """
     bounds = limits if isinstance(limits, Limits) else build(Limits, limits or {}, "the limits of a service")
     given = as_source_model(model)
-    side = size or given.side
+    cut, before = square(size, resize, given.cut, spell)
+    side = cut or given.side
     if side is None:
         raise ConfigError("The size of the model's images is not known.", f"Give it: {spell('size', 'N')}.")
     if method is not None:
@@ -562,7 +567,7 @@ def open_service(
     stats = None
     if source is not None:
         wanted = {"preset": preset, "monitor": True, **hyper}
-        clean = None if folder is None else _clean_images(folder, side, spell)
+        clean = None if folder is None else _clean_images(folder, side, before, spell)
         stats = (
             SourceStats.load(source)
             if clean is None
@@ -570,10 +575,11 @@ def open_service(
         )
     adapted = adapt(network, chosen, preset=preset, source=stats, monitor=monitor, **hyper)
     return Service(
-        adapted, size=side, names=known, resize=size is not None, limits=bounds, state=state, read_only=read_only,
-        log=log, model=given.name, spell=spell,
+        adapted, size=side, names=known, resize=before or cut is not None, limits=bounds, state=state,
+        read_only=read_only, log=log, model=given.name, spell=spell,
     )  # fmt: skip
 
 
-def _clean_images(folder: Path, side: int, spell: Spelling) -> ImageFiles:
-    return ImageFiles(folder, shuffle_files(walk_images(folder), 0, "source")[:SOURCE_IMAGES], side, side, spell)
+def _clean_images(folder: Path, side: int, resize: int | None, spell: Spelling) -> ImageFiles:
+    some = shuffle_files(walk_images(folder), 0, "source")[:SOURCE_IMAGES]
+    return ImageFiles(folder, some, side, side, spell, resize)

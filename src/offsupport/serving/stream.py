@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from offsupport.core.errors import OffsupportError
+from offsupport.core.errors import OffsupportError, Spelling, as_keyword
 from offsupport.data.dataset import Images
 from offsupport.engine.adapter import Adapter
 from offsupport.engine.config import require
@@ -26,8 +26,8 @@ from offsupport.monitor import Alarms, Estimate, LastAnswers
 
 SET_APART = ("bad_input", "out_of_range")
 """Events of a batch of which some images were predicted by the source weights."""
-WATCHED = (*Alarms.initial(), *LastAnswers.initial())
-"""What a frozen stream goes on remembering: it is watched, and learns nothing."""
+WATCHED = (*Alarms.initial(), *LastAnswers.initial(), "unwatched")
+"""What a frozen stream goes on remembering, whose turn it is to be watched included: it learns nothing else."""
 HISTORY = 720
 """Points of the estimate that are kept."""
 FRESH = 1.0
@@ -136,10 +136,17 @@ class Stream:
         names: Of the classes.
         limits: Of the service.
         coming: Tells how many requests for this stream are just being read.
+        spell: How remedies write arguments.
     """
 
     def __init__(
-        self, key: str, adapter: Adapter, names: Sequence[str], limits: Limits, coming: Callable[[], int] = lambda: 0
+        self,
+        key: str,
+        adapter: Adapter,
+        names: Sequence[str],
+        limits: Limits,
+        coming: Callable[[], int] = lambda: 0,
+        spell: Spelling = as_keyword,
     ) -> None:
         self.key = key
         self.adapter = adapter
@@ -155,6 +162,7 @@ class Stream:
         self.recent: collections.deque[Seen] = collections.deque(maxlen=limits.recent)
         self.history: collections.deque[Point] = collections.deque(maxlen=HISTORY)
         self._coming = coming
+        self._spell = spell
         self._line: collections.deque[_Job] = collections.deque()
         self._changed = threading.Condition()
         self._busy = self._closed = False
@@ -211,9 +219,16 @@ class Stream:
             last = self.history[-1] if self.history else None
             if last is not None and (last.images == self.images or time.time() - last.time < FRESH):
                 return last.estimate
-            images, found = self.images, self.adapter.estimate()
+            images, found = self.images, self._advised(self.adapter.estimate())
             self.history.append(Point(time.time(), images, found))
             return found
+
+    def _advised(self, found: Estimate) -> Estimate:
+        """Return an estimate that says what to do in the words of who runs the service, not of the library."""
+        if self.adapter.answers.calibration is not None or found.agreement is None:
+            return found
+        remedy = f"Start the service with {self._spell('source', 'DIR')}, with a folder for each class."
+        return dataclasses.replace(found, reason=f"no clean images are known, so accuracies are not. {remedy}")
 
     def close(self) -> None:
         """Answer what is in line, take nothing more, and end the thread."""
@@ -268,13 +283,14 @@ class Stream:
         began = time.perf_counter()
         with self.adapter.turn:
             before = collections.Counter(self.adapter.events)
+            watched = self.adapter.watched  # of this batch: the next one's turn comes with the call
             kept = self.adapter.snapshot() if self.frozen else None
             logits = self.adapter(x)
             new = collections.Counter(self.adapter.events) - before
-            source = self._source_logits(x, new)
+            source = self._source_logits(x, watched, new)
             if kept is not None:
-                watched = {name: self.adapter.memory[name] for name in WATCHED if name in kept.memory}
-                self.adapter.restore(dataclasses.replace(kept, memory=kept.memory | watched))
+                seen = {name: self.adapter.memory[name] for name in WATCHED if name in kept.memory}
+                self.adapter.restore(dataclasses.replace(kept, memory=kept.memory | seen))
         adapted = self._guesses(logits)
         beside: Sequence[Guess | None] = [None] * len(x) if source is None else self._guesses(source)
         answers = [Answer(*both, tuple(sorted(new))) for both in zip(adapted, beside, strict=True)]
@@ -285,14 +301,13 @@ class Stream:
         self.unsaved = True
         return answers
 
-    def _source_logits(self, x: Tensor, events: Mapping[str, int]) -> Tensor | None:
+    def _source_logits(self, x: Tensor, watched: bool, events: Mapping[str, int]) -> Tensor | None:
         if not self.adapter.options.monitor:
             return None
         last = self.adapter.memory["answers"][-len(x) :]
-        # The monitor has asked the source model already, unless it looks at some batches only, or some images were set
-        # apart from the batch.
-        every = self.adapter.watches == 1
-        if every and len(last) == len(x) and not any(event in events for event in SET_APART):
+        # The monitor has asked the source model already, unless this is a batch that it does not look at, or some
+        # images were set apart from the batch.
+        if watched and len(last) == len(x) and not any(event in events for event in SET_APART):
             return last[:, 0]
         return self.adapter.source_view(x)[0]
 

@@ -37,6 +37,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -122,6 +123,7 @@ def make_app(service: Service, *, token: str | None = None, loopback: bool = Fal
     for path, post in (("/reset", handlers.reset), ("/freeze", handlers.freeze), ("/thaw", handlers.thaw)):
         app.add_api_route(path, post, methods=["POST"])
     app.add_exception_handler(OffsupportError, _refuse)
+    app.add_exception_handler(HTTPException, _misled)
     app.add_middleware(Gate, handlers=handlers, token=token, loopback=loopback)
     return app
 
@@ -274,6 +276,18 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if status == 503:
         answer.headers["Retry-After"] = "1"
     return answer
+
+
+async def _misled(request: Request, error: Exception) -> Response:
+    """Answer a request for what is not there, or in a way that is not taken, with the way that is."""
+    assert isinstance(error, HTTPException)  # noqa: S101 (registered for these)
+    taken = (error.headers or {}).get("Allow")
+    if taken is not None:
+        answer = _sentence(error.status_code, f"This path does not take {request.method}.", f"Use {taken}.")
+        answer.headers["Allow"] = taken
+        return answer
+    what = "There is nothing here." if error.status_code == 404 else str(error.detail)
+    return _sentence(error.status_code, what, "Images go to POST /predict; / is a page to look at.")
 
 
 # What is answered.
