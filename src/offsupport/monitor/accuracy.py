@@ -28,7 +28,7 @@ from torch import Tensor
 
 from offsupport.core.errors import InputError
 from offsupport.monitor.alarms import order_score, quarrel
-from offsupport.monitor.calibration import Calibration, Floats, Scale, marks_of, room, rows_of
+from offsupport.monitor.calibration import Calibration, Floats, Scale, marks_of, rows_of
 from offsupport.monitor.shift import fold, shift_score
 
 Verdict = Literal["helps", "neutral", "harms", "unknown"]
@@ -253,9 +253,11 @@ def _by_scores(window: Window, calibration: Calibration, source: Scale) -> _Judg
     before = max(floor / 2, source.transported(window.source, law))
     sure = max(floor / 2, adapted.sloped(window.adapted))
     # What its confidence does not tell: classes it gives too often, and that it leaves a source model that is right.
-    after = min(sure, max(floor / 2, adapted.accuracy * room(window.adapted.argmax(1), law)))
+    after = min(sure, max(floor / 2, adapted.ceiling(window.adapted, law)))
     if window.shift is not None:
         after = min(after, 1 - max(0.0, before - NEAR_CLEAN * (window.shift - 1)) + 1 - differ)
+    # Where both say the same, both are right.
+    after = max(after, before - differ)
     errors = [
         _root(constant, grows * max(0.0, scale.accuracy - value), _binomial(scale.accuracy, scale.samples))
         for (constant, grows), scale, value in (

@@ -140,7 +140,9 @@ class Scale:
         plain = Scale(t, threshold, cost, float(right.mean()), USUAL_SLOPE, len(labels))
         if not shifted:
             return plain
-        slope, free = plain._slope(shifted, FREE if mixed else FREE[:1])
+        # Where classes given too often explain the loss, the ceiling says so, and confidence tells nothing.
+        told = [each for each in shifted if plain.confident(each[0]) <= plain.ceiling(each[0], law)]
+        slope, free = plain._slope(told, FREE if mixed else FREE[:1]) if told else (USUAL_SLOPE, 0.0)
         return dataclasses.replace(plain, slope=slope, free=free)
 
     def _slope(self, shifted: Sequence[tuple[Floats, Ints]], starts: Floats) -> tuple[float, float]:
@@ -161,6 +163,10 @@ class Scale:
     def confident(self, logits: Floats) -> float:
         """Return what ATC says of the accuracy: the share of images surer than the threshold."""
         return float((negative_entropy(logits / self.temperature) >= self.threshold).mean())
+
+    def ceiling(self, logits: Floats, law: Floats) -> float:
+        """Return the most that may be right, if what the law of the classes has room for is as right as clean images."""
+        return self.accuracy * room(logits.argmax(1), law)
 
     def sloped(self, logits: Floats) -> float:
         """Return the accuracy by what ATC says, its fall made steeper as simulated shifts showed."""
