@@ -125,6 +125,27 @@ def test_means_of_two_predictions_may_be_less_sure_without_being_wrong():
     assert max(off[mixed]) < 0.02 < max(off[alone])
 
 
+def test_a_shift_on_which_a_model_is_sure_of_one_class_tells_no_slope():
+    logits, labels = drawn(500, 4.0)
+    law = np.bincount(labels) / 500
+    sure = 30 * np.eye(4)[np.zeros(500, dtype=np.int64)]
+    unsure, _ = drawn(500, 2.0, labels=labels, seed=1)
+    assert Scale.fit(logits, labels, law, [(sure, labels)]).slope == Scale.fit(logits, labels, law).slope
+    both = Scale.fit(logits, labels, law, [(sure, labels), (unsure, labels)])
+    assert both.slope == Scale.fit(logits, labels, law, [(unsure, labels)]).slope
+    assert both.ceiling(sure, law) == pytest.approx(law[0] * both.accuracy, abs=0.03)
+
+
+def test_an_unsure_model_that_says_what_a_right_one_says_is_right():
+    source, labels = drawn(400, 5.0, seed=2)
+    found = estimate(Window(source, source / 50, 400, shift=1.0), calibrated())
+    other = np.where(np.arange(400)[:, None] % 50 == 0, np.roll(source, 1, axis=1), source) / 50
+    changed = estimate(Window(source, other, 400, shift=1.0), calibrated())
+    assert found.adapted == found.source
+    assert changed.adapted.value >= found.source.value - 0.02
+    assert changed.adapted.low <= right(other, labels) <= changed.adapted.high
+
+
 def test_the_chain_finds_labels_that_come_together_where_single_predictions_do_not():
     labels = np.repeat(np.arange(4), 40)
     logits, _ = drawn(160, 0.7, labels=labels, favour=1.0)

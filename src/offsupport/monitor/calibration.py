@@ -165,7 +165,7 @@ class Scale:
         return float((negative_entropy(logits / self.temperature) >= self.threshold).mean())
 
     def ceiling(self, logits: Floats, law: Floats) -> float:
-        """Return the most that may be right, if what the law of the classes has room for is as right as clean images."""
+        """Return the most that can be right: what the law of the classes has room for, as right as clean images are."""
         return self.accuracy * room(logits.argmax(1), law)
 
     def sloped(self, logits: Floats) -> float:
