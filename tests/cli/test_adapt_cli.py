@@ -273,7 +273,7 @@ def test_weights_of_all_kinds_get_a_remedy_that_works(call, tmp_path):
         (("--method", "ttac"), 2, "--source DIR"),
         (("--method", "bn", "--source", "nowhere"), 3, "nowhere is not a folder"),
         (("--method", "bn", "--images", "nowhere"), 3, "nowhere is not a folder"),
-        (("--method", "bn", "--images", "empty"), 3, "no images in empty"),
+        (("--method", "bn", "--images", "empty"), 3, "folder empty holds no images"),
         (("--method", "bn", "--images", "broken"), 3, "None of the 1 images can be read"),
         (("--method", "bn", "--images", "mixed"), 2, "--size N"),
         (("--method", "bn", "--out", "empty"), 2, "is a folder"),

@@ -92,7 +92,7 @@ class Folder(Dataset):
             labels = [number for number, files in enumerate(by_class) for _ in files]
         if not self.files:
             raise DataMissingError(
-                f"There are no images in {folder} or its class folders.",
+                f"Neither {folder} nor its class folders hold images.",
                 f"Put them there as {', '.join(sorted(_EXTENSIONS))}.",
             )
         super().__init__(name, labels, found)

@@ -40,7 +40,7 @@ def walk_images(folder: Path, leave_out: Collection[Path] = ()) -> list[str]:
     found = [file for file in found if (folder / file).absolute() not in ours] if ours else found
     if not found:
         raise DataMissingError(
-            f"There are no images in {escape(folder)}.", "Give a folder of .png, .jpg or other image files."
+            f"The folder {escape(folder)} holds no images.", "Give a folder of .png, .jpg or other image files."
         )
     # Sorted as a whole: file systems list folders in orders of their own, and the order decides what is adapted to.
     return sorted(found)
