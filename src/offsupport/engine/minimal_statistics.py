@@ -48,6 +48,8 @@ OUTSIDE = 1.5
 UNSURE = 0.03
 """By so much, squared and in units of the variance between images, clean images lie from the statistics that networks
 were trained with: those of augmented images, mostly."""
+DEAD = 1e-4
+"""A channel of less than this share of its layer's mean variance counts as one of that variance."""
 EVERY = slice(None)
 """All channels of all layers."""
 
@@ -114,9 +116,17 @@ class Reference:
     """Shares of the classes among clean images, (K,); None stands for equal ones."""
 
     @staticmethod
-    def of(known: Tensor, found: Mapping[str, Tensor]) -> Reference:
-        """Return the reference by source statistics, or what running statistics let one guess of it."""
+    def of(known: Tensor, found: Mapping[str, Tensor], layer: Tensor) -> Reference:
+        """Return the reference by source statistics, or what running statistics let one guess of it.
+
+        Args:
+            known: Means and variances that the layers came with, (2, channels).
+            found: What clean images told.
+            layer: The number of the layer that each channel belongs to.
+        """
         mean, var = known
+        # Trained networks have dead channels, which see the same of every image: nothing may be divided by that.
+        var = torch.maximum(var, DEAD * mean_by_layer(var, layer)[layer])
         if not found:
             # Positions of an image agree about as much as pictures do: a quarter of the variance lies between images,
             # and of that a quarter between classes. Of Gaussian values squares vary by 2 var^2 + 4 mean^2 var.
@@ -171,7 +181,7 @@ class MinimalStatistics(CountedStatistics):
     def start(self, model: nn.Module) -> None:
         """Learn from ``model`` what it came with, and what clean images look like to it."""
         super().start(model)
-        self.reference = Reference.of(self.known, self.found)
+        self.reference = Reference.of(self.known, self.found, self.layer)
         self._most = self._caution * self.config.clip * self.reference.spread[:, None]
         self._least = -self._most
         self._counted: Counted | None = None
@@ -480,8 +490,13 @@ class MinimalStatistics(CountedStatistics):
         """Return the mean of values (channels,) over the channels of each layer, or of the one that stands there."""
         if place != EVERY:
             return values.mean(0, keepdim=True)
-        layers = int(self.layer[-1]) + 1
-        return values.new_zeros(layers).index_add(0, self.layer, values) / torch.bincount(self.layer, minlength=layers)
+        return mean_by_layer(values, self.layer)
+
+
+def mean_by_layer(values: Tensor, layer: Tensor) -> Tensor:
+    """Return the mean of values (channels,) over the channels of each layer, whose numbers ``layer`` has."""
+    layers = int(layer[-1]) + 1
+    return values.new_zeros(layers).index_add(0, layer, values) / torch.bincount(layer, minlength=layers)
 
 
 def _variance(moments: Tensor) -> Tensor:
