@@ -337,7 +337,7 @@ SIZES.register("small/8")(
         decoder_dim=64,
         decoder_depth=1,
         decoder_heads=2,
-        head_dim=128,
+        head_dim=96,
         head_depth=1,
         head_heads=4,
     )
