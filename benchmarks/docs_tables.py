@@ -112,8 +112,10 @@ def _estimates(summary: dict[str, Any]) -> list[str]:
     ]
     heads += ["`harms` said where it costs over 3 points", "elsewhere", "alarm `order`"]
     body = []
-    for order, words in (("iid", "random order"), ("sorted", "sorted by label")):
-        for name in [order, *(name for name in summary if name.startswith(f"{order}, "))]:
+    for order, words in (("iid", "random order"), ("sorted", "sorted by label"), ("dirichlet", "in bursts")):
+        for name in sorted(
+            (name for name in summary if name.partition(", ")[0] == order), key=lambda name: name != order
+        ):
             found = summary[name]
             shares = [percent(found[key]) for key in ("source_covered", "adapted_covered")]
             said = [f"{percent(found['harms_said_where_worse'])} of {found['worse']}"]

@@ -3,11 +3,11 @@
     python benchmarks/estimate.py --data DIR [--networks DIR] [--cache DIR] [--out results/estimate.json] [--json]
 
 CIFAR-10, 500 test images per stream in batches of 64; clean and fifteen corruptions at severities 5 and 2, in random
-order and sorted by label; five methods on the zoo's supervised and joint ResNets, and on two public networks where
-``--networks`` has them. The calibration is made of test images 0 to 499, streams are of images 2000 to 2499; with
-``--tuning`` streams are of images 4000 to 4499 under the four extra corruptions, on which constants were chosen. One
-calibration, by ``bn``, serves all methods. Answers are kept in ``--cache``, so that what was interrupted goes on, and
-what is there is not computed again; with ``--cached`` nothing is computed but what estimates need.
+order, sorted by label and in bursts; five methods on the zoo's supervised and joint ResNets, and on two public
+networks where ``--networks`` has them. The calibration is made of test images 0 to 499, streams are of images 2000 to
+2499; with ``--tuning`` streams are of images 4000 to 4499 under the four extra corruptions, on which constants were
+chosen. One calibration, by ``bn``, serves all methods. Answers are kept in ``--cache``, so that what was interrupted
+goes on, and what is there is not computed again; with ``--cached`` nothing is computed but what estimates need.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from offsupport.core.files import write_text
 from offsupport.core.progress import progress
 from offsupport.data import EXTRA, STANDARD, corrupt, load
 from offsupport.data.dataset import Dataset
+from offsupport.data.order import permutation
+from offsupport.data.spec import Order
 from offsupport.engine import SourceStats
 from offsupport.monitor import Alarms, Calibration, Window, estimate, shift_score
 from offsupport.monitor.shift import fold, seen_by_layers
@@ -38,7 +40,7 @@ from offsupport.nn.normalized import IMAGENET_MEAN, IMAGENET_STD
 
 IMAGES, BATCH, CALIBRATION = 500, 64, 500
 METHODS = ("source", "bn", "tent", "shot", "eata")
-ORDERS = ("iid", "sorted")
+ORDERS: tuple[Order, ...] = ("iid", "sorted", "dirichlet")
 PUBLIC = {"resnet20": 3, "resnet32": 5}
 NETWORKS = ("supervised", "joint", *PUBLIC)
 
@@ -139,9 +141,11 @@ class Answers:
         x = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).float().div(255)
         return x.contiguous(memory_format=torch.channels_last)
 
-    def order(self, condition: Condition, order: str) -> np.ndarray[Any, Any]:
+    def order(self, condition: Condition, order: Order) -> np.ndarray[Any, Any]:
         """Return the order of the images."""
         labels = self.labels(condition)
+        if order == "dirichlet":
+            return permutation(labels, order, np.random.default_rng(0))
         return np.arange(IMAGES) if order == "iid" else np.argsort(labels, kind="stable")
 
     def labels(self, condition: Condition) -> np.ndarray[Any, Any]:
@@ -166,7 +170,7 @@ class Answers:
         with np.load(path) as found:
             return dict(found)
 
-    def adapted(self, name: str, condition: Condition, order: str, method: str) -> np.ndarray[Any, Any] | None:
+    def adapted(self, name: str, condition: Condition, order: Order, method: str) -> np.ndarray[Any, Any] | None:
         """Return logits of a method, in the order of the stream."""
         path = self.cache / f"{name}_{'_'.join(map(str, condition))}_{order}_{method}.npz"
         if not path.exists():
@@ -217,7 +221,7 @@ def fired(logits: Tensor, x: Tensor) -> list[str]:
     return sorted(told)
 
 
-def row(answers: Answers, name: str, condition: Condition, order: str, method: str) -> dict[str, Any] | None:
+def row(answers: Answers, name: str, condition: Condition, order: Order, method: str) -> dict[str, Any] | None:
     """Return truth and estimate of one stream; None where answers are missing."""
     known, found = answers.calibration(name), answers.source(name, condition)
     if known is None or found is None or known.clean is None:

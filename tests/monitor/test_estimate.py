@@ -13,7 +13,6 @@ import offsupport
 from offsupport.core.errors import ConfigError, InputError, SourceStatsError
 from offsupport.engine import SourceStats
 from offsupport.monitor import Calibration, CleanMoments, Window, estimate, estimate_accuracy, shift_score
-from offsupport.monitor.accuracy import label_chain
 from offsupport.monitor.calibration import (
     Scale,
     atc_threshold,
@@ -25,6 +24,16 @@ from offsupport.monitor.calibration import (
     simulated_shifts,
     temperature,
     transport_costs,
+)
+from offsupport.monitor.neighbours import (
+    FROM_NEIGHBOURS,
+    MOST,
+    REACH,
+    RIGHT,
+    ROUNDS,
+    USUAL_ERRORS,
+    label_bursts,
+    label_chain,
 )
 from offsupport.monitor.shift import fold
 from offsupport.testing import NETWORKS, toy_images
@@ -155,6 +164,165 @@ def test_the_chain_finds_labels_that_come_together_where_single_predictions_do_n
     assert right(chain.posterior, labels) > 0.9
     shuffled = np.random.default_rng(0).permutation(160)
     assert label_chain(logits[shuffled], 1.0).stays <= 0.3
+
+
+# Bursts of a few classes each -----------------------------------------------------------------------------------------
+
+
+def bursty(n, classes=6, length=60, seed=0):
+    """Labels of a stream that shows two classes at a time, in random order, one of them four times as often."""
+    rng = np.random.default_rng(seed)
+    pairs = [rng.choice(classes, 2, replace=False) for _ in range(-(-n // length))]
+    return np.concatenate([rng.choice(pair, length, p=[0.8, 0.2]) for pair in pairs])[:n]
+
+
+def in_bursts(skill, seed=5, favour=0.0):
+    return drawn(480, skill, classes=6, seed=seed, labels=bursty(480), favour=favour)
+
+
+def of_six(skill=4.0):
+    return Calibration.fit(*drawn(500, skill, classes=6))
+
+
+@pytest.mark.parametrize(("skill", "favour"), [(4.0, 0.0), (2.5, 0.0), (2.5, 1.5)])
+def test_accuracy_is_told_of_streams_in_bursts(skill, favour):
+    """The chain takes what is rare in a burst for errors; transport by the law of the source takes bursts for them."""
+    known = of_six()
+    source, labels = in_bursts(skill, favour=favour)
+    found = estimate(Window(source, source, 480, shift=1.0 if skill == 4.0 else 20.0), known)
+    truth = right(source, labels)
+    assert found.order == "not iid"
+    assert found.source.value == pytest.approx(truth, abs=0.06)
+    assert found.source.low <= truth <= found.source.high
+    assert found.source.high - found.source.low < 0.35
+    chain = label_chain(source, known.source.temperature)
+    assert chain.posterior[np.arange(480), source.argmax(1)].mean() < truth - 0.07
+
+
+def test_batch_statistics_of_bursts_are_said_to_harm():
+    source, labels = in_bursts(4.0)
+    adapted, _ = in_bursts(1.0, seed=6)
+    found = estimate(Window(source, 6 * adapted, 480, shift=1.0), of_six())
+    assert found.verdict == "harms"
+    assert found.adapted.low <= right(adapted, labels) <= found.adapted.high
+
+
+def test_neighbours_tell_the_law_of_a_window_in_which_the_model_favours_a_class():
+    known = of_six()
+    source, labels = in_bursts(2.0, favour=1.5)
+    law = np.bincount(labels, minlength=6) / 480
+    seen = np.bincount(source.argmax(1), minlength=6) / 480
+    found = label_bursts(source, known.source)
+    assert abs(found.law - law).sum() < 0.5 * min(abs(seen - law).sum(), abs(known.law - law).sum())
+    assert right(found.posterior, labels) > right(source, labels) + 0.1
+
+
+def test_bursts_are_told_from_sorted_streams_and_from_random_order():
+    scale = of_six().source
+    labels = {
+        "bursts": bursty(480),
+        "sorted": np.repeat(np.arange(6), 80),
+        "random": np.random.default_rng(0).integers(0, 6, 480),
+    }
+    found = {name: label_bursts(drawn(480, 2.5, classes=6, labels=each)[0], scale) for name, each in labels.items()}
+    assert found["bursts"].evidence > found["bursts"].chained + 0.05
+    assert found["sorted"].evidence < found["sorted"].chained
+    assert found["random"].evidence < 0.1 < found["bursts"].evidence
+
+
+def test_a_shift_that_comes_and_goes_in_random_order_is_not_taken_for_bursts():
+    """Under it the model favours other classes; the law is still that of the source."""
+    known = of_six()
+    logits, labels = drawn(480, 4.0, classes=6, seed=7)
+    for turn, start in enumerate(range(0, 480, 120)):
+        logits[start : start + 60, turn % 2] += 4.0
+    found = estimate(Window(logits, logits, 480, shift=20.0), known)
+    assert found.order == "not iid"
+    assert found.source.value == pytest.approx(right(logits, labels), abs=0.06)
+
+
+def test_the_interval_grows_where_the_law_of_a_window_may_be_an_error_of_the_model():
+    source, _ = in_bursts(4.0)
+    near, far, unknown = (estimate(Window(source, source, 480, shift=s), of_six()).source for s in (1.0, 60.0, None))
+    assert near.value == far.value == unknown.value
+    assert near.high - near.low < far.high - far.low <= unknown.high - unknown.low
+
+
+def test_a_model_that_no_order_confuses_is_judged_by_the_mean_of_transport_and_confidence():
+    source, labels = drawn(400, 1.0, seed=2)
+    adapted, _ = drawn(400, 2.0, seed=3, labels=labels)
+    known = calibrated()
+    scale = known.source
+    window = Window(source, adapted, 400)
+    expected = (scale.transported(adapted, known.law) + scale.sloped(adapted)) / 2
+    assert estimate(dataclasses.replace(window, steady=True), known).adapted.value == pytest.approx(expected)
+    assert estimate(window, known).adapted.value == pytest.approx(scale.sloped(adapted))
+
+
+def test_labels_of_many_classes_are_told_by_those_that_are_predicted():
+    labels = bursty(300, classes=3 * MOST, length=50)
+    logits, _ = drawn(300, 8.0, classes=3 * MOST, labels=labels)
+    scale = Scale(1.0, -0.5, 0.5, 0.95, 1.5, 500)
+    found = label_bursts(logits, scale)
+    assert found.posterior.shape == (300, 3 * MOST)
+    assert found.posterior.sum(1) == pytest.approx(np.ones(300))
+    assert (found.posterior.max(0) > 0).sum() <= MOST
+    assert right(found.posterior, labels) > 0.9
+
+
+def test_labels_of_bursts_are_those_of_plain_loops():
+    logits, _ = drawn(40, 2.0, classes=3, labels=bursty(40, classes=3, length=10))
+    scale = Scale(0.8, -0.5, 0.5, 0.9, 1.5, 500)
+    found = label_bursts(logits, scale)
+    best = max((plainly(logits, scale, reach) for reach in REACH), key=lambda each: each[1])
+    assert found.posterior == pytest.approx(best[0])
+    assert found.evidence == pytest.approx(best[1])
+
+
+def plainly(logits, scale, reach):
+    """Labels and evidence, image by image and class by class."""
+    n, k = logits.shape
+    p = softmax(logits / scale.temperature, axis=1)
+    seen = p / p.mean(0)
+    c = [[RIGHT * (a == b) + (1 - RIGHT) * p[:, b].mean() for b in range(k)] for a in range(k)]
+
+    def speaks(t, a):
+        return sum(c[a][b] * seen[t, b] for b in range(k))
+
+    lik = [[speaks(t, a) for a in range(k)] for t in range(n)]
+    sides = [[[x / sum(row) for x in row] for row in lik] for _ in range(2)]
+    right = None
+    for rounds in ROUNDS:
+        for _ in range(rounds):
+            laws, labels = [[None] * n, [None] * n], [[None] * n, [None] * n]
+            for asked in (0, 1):
+                for t in range(n):
+                    near = {s: math.exp(-abs(s - t) / reach) for s in range(n) if s != t and s % 2 != asked}
+                    law = [sum(w * sides[asked][s][a] for s, w in near.items()) / sum(near.values()) for a in range(k)]
+                    laws[asked][t] = [FROM_NEIGHBOURS * x + (1 - FROM_NEIGHBOURS) / k for x in law]
+                    own = [lik[t][a] * laws[asked][t][a] for a in range(k)]
+                    labels[asked][t] = [x / sum(own) for x in own]
+            sides = labels
+            q = [labels[t % 2][t] for t in range(n)]
+            counts = [
+                [sum(q[t][a] * c[a][b] * seen[t, b] / lik[t][a] for t in range(n)) for b in range(k)] for a in range(k)
+            ]
+            hits, total = sum(counts[a][a] for a in range(k)), sum(map(sum, counts))
+            wrong = [(sum(counts[a][b] for a in range(k) if a != b) + 1) / (total - hits + k) for b in range(k)]
+            chance = sum(sum(counts[a]) * wrong[a] for a in range(k)) / total
+            rho = max(0.0, ((hits / total if right is None else right) - chance) / (1 - chance))
+            extra = USUAL_ERRORS[right is not None]
+            c = [
+                [
+                    (counts[a][b] + extra * (rho * (a == b) + (1 - rho) * wrong[b])) / (sum(counts[a]) + extra)
+                    for b in range(k)
+                ]
+                for a in range(k)
+            ]
+            lik = [[speaks(t, a) for a in range(k)] for t in range(n)]
+        right = scale.transported(logits, np.mean(q, axis=0))
+    told = [sum(lik[t][a] * laws[t % 2][t][a] for a in range(k)) for t in range(n)]
+    return np.array(q), float(np.mean(np.log(told)))
 
 
 @pytest.mark.parametrize("favour", [0.0, 1.0, 3.0])

@@ -1,17 +1,20 @@
 """Accuracy without labels: of the source model and of the adapted one, and whether adapting helps.
 
 No estimate can be right for every shift, so each comes with an interval, and where nothing can be known nothing is
-said. Three ways, by what the stream allows:
+said. Ways, by what the stream allows:
 
 * In random order the source model is judged by transport (COTT): its predictions are matched with labels in the shares
   of the source. A shifted model favours classes, and that shows.
 * The adapted model mostly has balanced classes by construction, so it is judged by how many images it is sure of
   (ATC), and the fall of that is made steeper as simulated shifts showed for this model and method. Steps that make a
   model sure can make it sure and wrong: it cannot be right on more images than the law of the classes has room for,
-  nor, near the source, where it leaves a source model that is right.
+  nor, near the source, where it leaves a source model that is right. A model that no order confuses balances nothing:
+  it is judged by both, transport and confidence.
 * Where images of a class come together, neighbours are further views of the same label: a hidden Markov chain over the
   source model's predictions tells the labels, and both models are held against those. Batch statistics make a model
   sure and wrong there, and nothing in its own confidence tells.
+* Where images come in bursts of a few classes each, neighbours tell the law of the window, and transport goes by that.
+  The less plainly they do, the more the law of the source counts.
 """
 
 from __future__ import annotations
@@ -23,12 +26,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import softmax
 from torch import Tensor
 
 from offsupport.core.errors import InputError
 from offsupport.monitor.alarms import order_score, quarrel
 from offsupport.monitor.calibration import Calibration, Floats, Scale, marks_of, rows_of
+from offsupport.monitor.neighbours import Bursts, Chain, label_bursts, label_chain
 from offsupport.monitor.shift import fold, shift_score
 
 Verdict = Literal["helps", "neutral", "harms", "unknown"]
@@ -40,12 +43,18 @@ FEWEST = 30
 """Fewer images give no estimate."""
 ORDERED = 4.0
 """Deviations of repeats from which on a window is not taken for a random order; milder than an alarm."""
-STAYS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99)
-"""Chances that the next image has the same label; the likeliest is taken."""
-SOFTENED = 2.0
-"""Confidence under a shift is too high: in the chain, logits are divided by this once more."""
-MODEL_ERRORS = {"transport": (0.015, 0.05), "confidence": (0.02, 0.15), "chain": (0.008, 0.3)}
-"""Standard error of each way, and how much it grows: with the fall of accuracy, for the chain with its doubt."""
+MODEL_ERRORS = {"transport": (0.02, 0.1), "confidence": (0.02, 0.2), "chain": (0.008, 0.3), "bursts": (0.015, 0.3)}
+"""Standard error of each way, and how much it grows: with the fall of accuracy; for the chain with its doubt; in bursts
+with what transport and neighbours say differently."""
+TOLD_APART = 100
+"""Images in bursts tell as much as so many in random order."""
+PLAIN = (0.1, 0.3)
+"""Log-likelihoods that neighbours add to an image's: up to the first no bursts are believed, from the second on they
+are."""
+BEYOND = 0.05
+"""By so much they must add more than a chain does for all that to be believed."""
+DOUBTED = 0.3
+"""Standard error of the law of a window, in units of what it changes."""
 NEAR_CLEAN = 0.006
 """What is known of clean images is believed up to this error per unit of the shift score."""
 SMALL = 0.03
@@ -221,14 +230,46 @@ class _Judged:
     benefit: Interval
 
 
+Told = tuple[float, float]
+"""A value and its standard error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Said:
+    """What one way of telling says of both accuracies and of their difference."""
+
+    source: Told
+    adapted: Told
+    benefit: Told
+
+    def judged(self, window: Window) -> _Judged:
+        return _Judged(
+            _interval(*self.source), _interval(*self.adapted), _bounded(*self.benefit, 1 - _agreement(window))
+        )
+
+    def mixed(self, other: _Said, weight: float) -> _Said:
+        """Return the mean and the error of two, of which this one is true with chance ``weight``."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return _Said(*(_mixture(*pair, weight) for pair in pairs))
+
+
+def _mixture(one: Told, other: Told, weight: float) -> Told:
+    value = weight * one[0] + (1 - weight) * other[0]
+    squares = weight * one[1] ** 2 + (1 - weight) * other[1] ** 2
+    return value, float(np.sqrt(squares + weight * (1 - weight) * (one[0] - other[0]) ** 2))
+
+
 def _judge(window: Window, calibration: Calibration) -> _Judged:
     assert calibration.source is not None  # noqa: S101 (asked before)
     if order_of(window) == "not iid":
         scale = (window.steady and calibration.adapted) or calibration.source
+        bursts = label_bursts(window.witness, scale)
+        if bursts.evidence > bursts.chained:
+            return _by_bursts(window, calibration, calibration.source, bursts).judged(window)
         chain = label_chain(window.witness, scale.temperature)
         if chain.stays >= 0.6:
             return _by_chain(window, chain)
-    return _by_scores(window, calibration, calibration.source)
+    return _by_scores(window, calibration, calibration.source).judged(window)
 
 
 def _interval(value: float, error: float) -> Interval:
@@ -245,13 +286,14 @@ def _binomial(share: float, n: int) -> float:
     return float(np.sqrt(max(share * (1 - share), 1 / n) / n))
 
 
-def _by_scores(window: Window, calibration: Calibration, source: Scale) -> _Judged:
+def _by_scores(window: Window, calibration: Calibration, source: Scale) -> _Said:
     adapted = calibration.adapted or source
     n, law = window.images, calibration.law
     floor = 1 / len(law)
     differ = 1 - _agreement(window)
     before = max(floor / 2, source.transported(window.source, law))
-    sure = max(floor / 2, adapted.sloped(window.adapted))
+    sure = _steady(window, adapted, law) if window.steady else adapted.sloped(window.adapted)
+    sure = max(floor / 2, sure)
     # What its confidence does not tell: classes it gives too often, and that it leaves a source model that is right.
     after = min(sure, max(floor / 2, adapted.ceiling(window.adapted, law)))
     if window.shift is not None:
@@ -277,10 +319,10 @@ def _by_scores(window: Window, calibration: Calibration, source: Scale) -> _Judg
         doubt = _root(doubt, paired, NEAR_CLEAN * (window.shift - 1), sure - after)
         weight = error**2 / (error**2 + doubt**2)
         benefit, error = (1 - weight) * benefit + weight * known, error * doubt / _root(error, doubt)
-    return _Judged(
-        _interval(before, _root(errors[0], _binomial(before, n))),
-        _interval(after, _root(errors[1], _binomial(after, n))),
-        _bounded(benefit, error, differ),
+    return _Said(
+        (before, _root(errors[0], _binomial(before, n))),
+        (after, _root(errors[1], _binomial(after, n))),
+        (benefit, error),
     )
 
 
@@ -305,61 +347,6 @@ def _verdict(benefit: Interval, agreement: float) -> tuple[Verdict, str]:
     return "unknown", f"the difference of the models may have either sign, {benefit}; {bound}."
 
 
-# Images of a class that come together.
-
-
-@dataclasses.dataclass(frozen=True)
-class Chain:
-    """Labels of a stream, told by neighbours.
-
-    Args:
-        posterior: Chance of each label for each image, (N, K).
-        stays: The chance that the next image has the same label.
-    """
-
-    posterior: Floats
-    stays: float
-
-
-def label_chain(logits: Floats, temperature: float) -> Chain:
-    """Return what a hidden Markov chain says of the labels behind a model's logits, (N, K).
-
-    The next label is the same with chance ``stays``, else any. A prediction counts for a class as much as it exceeds
-    what that class usually gets: a shifted model that sees frogs everywhere says little by one frog more.
-    """
-    p = softmax(logits / (SOFTENED * temperature), axis=1)
-    classes = p.shape[1]
-    likelihood = p / np.maximum(p.mean(0), 0.2 / classes)
-    likelihood = np.maximum(likelihood / likelihood.max(1, keepdims=True), 1e-6)
-    forward = [_forward(likelihood, stays) for stays in STAYS]
-    best = max(range(len(STAYS)), key=lambda place: forward[place][1])
-    posterior = forward[best][0] * _backward(likelihood, STAYS[best])
-    return Chain(posterior / posterior.sum(1, keepdims=True), STAYS[best])
-
-
-def _forward(likelihood: Floats, stays: float) -> tuple[Floats, float]:
-    found, total = np.empty_like(likelihood), 0.0
-    now = np.full(likelihood.shape[1], 1 / likelihood.shape[1])
-    anew = (1 - stays) / likelihood.shape[1]
-    for place, row in enumerate(likelihood):
-        now = row * (stays * now + anew)
-        size = float(now.sum())
-        total += float(np.log(size))
-        now = now / size
-        found[place] = now
-    return found, total
-
-
-def _backward(likelihood: Floats, stays: float) -> Floats:
-    found = np.ones_like(likelihood)
-    anew = (1 - stays) / likelihood.shape[1]
-    for place in range(len(likelihood) - 2, -1, -1):
-        ahead = likelihood[place + 1] * found[place + 1]
-        now = stays * ahead + anew * ahead.sum()
-        found[place] = now / now.sum()
-    return found
-
-
 def _by_chain(window: Window, chain: Chain) -> _Judged:
     n, rows = window.images, np.arange(len(window.source))
     chances = [chain.posterior[rows, logits.argmax(1)] for logits in (window.source, window.adapted)]
@@ -374,6 +361,61 @@ def _by_chain(window: Window, chain: Chain) -> _Judged:
         _interval(float(chances[1].mean()), errors[1]),
         _bounded(float(gain.mean()), _root(model, float(np.sqrt(max(differ, 1 / n) / n))), differ),
     )
+
+
+def _by_bursts(window: Window, calibration: Calibration, source: Scale, bursts: Bursts) -> _Said:
+    """Judge by transport with the law of the window itself, and by the labels that neighbours tell.
+
+    A shift that comes and goes also orders the predictions: less plainly, or in long stretches of one class, which a
+    chain describes as well. Then the law is still that of the source.
+    """
+    scored = _by_scores(window, calibration, source)
+    low, high = PLAIN
+    plain, better = (bursts.evidence - low) / (high - low), (bursts.evidence - bursts.chained) / BEYOND
+    weight = float(np.clip(min(plain, better), 0.0, 1.0))
+    if weight == 0:
+        return scored
+    n, rows, law = window.images, np.arange(len(window.source)), bursts.law
+    differ = 1 - _agreement(window)
+    told = [float(bursts.posterior[rows, logits.argmax(1)].mean()) for logits in (window.source, window.adapted)]
+    before = source.transported(window.source, law)
+    if _same(window):
+        after = before
+    elif window.steady:
+        after = _steady(window, calibration.adapted or source, law)
+    else:
+        # Batch statistics of a burst make a model sure and wrong: neighbours alone know by how much.
+        after = before + told[1] - told[0]
+    floor = 1 / (2 * len(law))
+    before, after = max(floor, before), min(1.0, max(floor, after, before - differ))
+    constant, grows = MODEL_ERRORS["bursts"]
+    # Images of a burst are right and wrong together: they tell no more than fewer ones.
+    count = min(n, TOLD_APART)
+    # What the law of the source calls errors may be some, as far as the shift score does not vouch for the model.
+    doubt = abs(before - source.transported(window.source, calibration.law))
+    if window.shift is not None:
+        doubt = min(doubt, NEAR_CLEAN * (window.shift - 1))
+    errors = [
+        _root(
+            constant,
+            grows * (value - by),
+            DOUBTED * doubt,
+            _binomial(value, count),
+            _binomial(source.accuracy, source.samples),
+        )
+        for value, by in zip((before, after), told, strict=True)
+    ]
+    paired = float(np.sqrt(max(differ, 1 / n) / count))
+    return _Said((before, errors[0]), (after, errors[1]), (after - before, paired)).mixed(scored, weight)
+
+
+def _steady(window: Window, scale: Scale, law: Floats) -> float:
+    """Return the accuracy of a model that no order confuses: the mean of what transport and confidence say.
+
+    It does not balance its classes, as batch statistics do: those it favours show, as in the source model. Confidence
+    tells too little of some networks and transport of others, seldom both.
+    """
+    return (scale.transported(window.adapted, law) + scale.sloped(window.adapted)) / 2
 
 
 # The last answers of an adapter: what estimates and the alarm of disagreement are made of.
