@@ -122,6 +122,7 @@ ALONE = {
     "nn/lora.py": "a layer type: it stands with the networks, and the constraint is its user",
     "theory/ranking.py": "public: how well a score ranks shifts",
     "monitor/accuracy.py": "accuracy without labels; public as offsupport.monitor, which is what its users import",
+    "monitor/neighbours.py": "labels told by neighbours: mathematics of its own, beside what is made of them",
     "latent/extrapolator/manifold.py": "Theorem 1 with finite C: mathematics of its own",
 }
 """Files with one importer that are none of these kinds, and why they stand alone."""
