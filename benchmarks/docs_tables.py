@@ -13,8 +13,9 @@ its lines, with ``: NAMES`` behind it those that begin with one of the names.
 ``<!-- dense_attempts attempts -->`` attempts on dense shifts, ``<!-- readings vae -->`` the readings of one estimator,
 ``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- minimal_rule errors -->`` what `minimal`
 carries images back to, ``<!-- no_clean_images errors -->`` `auto` without clean images, ``<!-- paper_cost hours -->``
-GPU hours, ``<!-- shift_score goals -->`` what is called off the support, ``<!-- streaming ratios -->`` single images beside the
-plain model, ``<!-- fig3_map lines -->`` maps of Figure 3, and ``<!-- method table -->`` the methods of the registry.
+GPU hours, ``<!-- shift_score goals -->`` what is called off the support, ``<!-- streaming ratios -->`` single images
+beside the plain model, ``<!-- fig3_map lines -->`` maps of Figure 3, and ``<!-- method table -->`` the methods of the
+registry.
 --check changes nothing and fails if a table is not what the results say.
 """
 
