@@ -13,7 +13,9 @@ its lines, with ``: NAMES`` behind it those that begin with one of the names.
 ``<!-- dense_attempts attempts -->`` attempts on dense shifts, ``<!-- readings vae -->`` the readings of one estimator,
 ``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- minimal_rule errors -->`` what `minimal`
 carries images back to, ``<!-- no_clean_images errors -->`` `auto` without clean images, ``<!-- paper_cost hours -->``
-GPU hours, ``<!-- fig3_map lines -->`` maps of Figure 3, and ``<!-- method table -->`` the methods of the registry.
+GPU hours, ``<!-- shift_score goals -->`` what is called off the support, ``<!-- streaming ratios -->`` single images
+beside the plain model, ``<!-- fig3_map lines -->`` maps of Figure 3, and ``<!-- method table -->`` the methods of the
+registry.
 --check changes nothing and fails if a table is not what the results say.
 """
 
@@ -414,7 +416,54 @@ def _without_clean(rows: list[dict[str, Any]]) -> list[str]:
     )
 
 
+def _shift_scores(models: list[dict[str, Any]]) -> list[str]:
+    """Return, by network, which images are called off the support, and how the shift score goes with the error."""
+    return _markdown(
+        [
+            "network",
+            "clean images off, %",
+            "of one class alone",
+            "conditions in which errors double",
+            "9 in 10 images off in",
+            "each image by itself",
+            "rank correlation, severity 2",
+            "severity 5",
+        ],
+        [
+            [
+                f"`{each['model'].removeprefix('zoo:')}`",
+                *(f"{100 * share:.1f}" for share in each["clean"].values()),
+                *(str(each[name]) for name in ("doubled", "off_by_90_percent", "off_alone_by_90_percent")),
+                *(f"{found['set_shift']:.2f}" for found in each["rank"].values()),
+            ]
+            for each in models
+        ],
+    )
+
+
+def _streaming(rows: list[dict[str, Any]]) -> list[str]:
+    """Return what a call of each method costs, in plain forward passes of the same size."""
+    return _markdown(
+        ["network", "batch", "method", "plain pass, ms", "median", "mean", "longest call"],
+        [
+            [
+                f"{row['network']}, {row['side']} pixels",
+                str(row["batch"]),
+                f"`{row['method'].partition(',')[0]}`{''.join(row['method'].partition(',')[1:])}",
+                f"{1000 * row['plain_cpu_seconds']:.1f}",
+                f"{row['ratio_cpu']:.2f}",
+                f"{row['ratio_mean']:.2f}",
+                f"{row['ratio_max']:.1f}",
+            ]
+            for row in rows
+            if row["method"] != "plain"
+        ],
+    )
+
+
 OF_FILES = {
+    ("streaming", "ratios"): _streaming,
+    ("shift_score", "goals"): lambda payload: _shift_scores(payload["models"]),
     ("method", "table"): lambda _: _methods(),
     ("estimate", "streams"): lambda payload: _estimates(payload["summary"]),
     ("norm_statistics", "streams"): lambda payload: _statistics(payload["summary"]),

@@ -10,7 +10,7 @@ For clean test images and each of the fifteen corruptions at severities 2 and 5,
 Nothing was chosen on these corruptions. ``public:FILE`` is a CIFAR-10 network of the public repository
 akamaster/pytorch_resnet_cifar10, as safetensors.
 
-Run: ``python benchmarks/shift_score.py --data DIR [--model zoo:cifar10-resnet18x0.25-joint] [--images 100] [--json]``
+Run: ``python benchmarks/shift_score.py --data DIR [--models NAME,NAME] [--images 100] [--json]``
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ from offsupport.nn import Normalized
 from offsupport.nn.normalized import IMAGENET_MEAN, IMAGENET_STD
 from offsupport.studies.models import source_model
 
+MODELS = (
+    "zoo:cifar10-resnet18x0.25-supervised",
+    "zoo:cifar10-resnet18x0.25-joint",
+    "zoo:cifar10-resnet18x0.25-gn",
+    "zoo:cifar10-mae-tiny-finetune",
+)
 SEVERITIES = (2, 5)
 GOALS = {"off where the error doubles": 0.9, "clean": 0.05, "rank": 0.8}
 
@@ -91,20 +97,20 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--model", default="zoo:cifar10-resnet18x0.25-joint")
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--source", type=int, default=400)
     parser.add_argument("--corruptions", default=",".join(STANDARD))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found = measure(given)
-    print(json.dumps(found) if given.json else summary(found))
+    found = [measure(name, given) for name in given.models.split(",")]
+    print(json.dumps({"models": found}, indent=1) if given.json else "\n\n".join(summary(each) for each in found))
 
 
-def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Judge clean images and every corruption of others."""
-    model, generator = network(given.model), np.random.default_rng(0)
+def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Judge clean images and every corruption of others by one model."""
+    model, generator = network(name), np.random.default_rng(0)
     train, test = (load("cifar10", given.data, split=split) for split in ("train", "test"))
     source = train.tensor(np.sort(generator.permutation(len(train))[: given.source]))
     rows = generator.permutation(len(test))
@@ -114,16 +120,16 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     cells = [cell(known, "clean", 0, images, labels)]
     for severity in SEVERITIES:
         cells += [
-            cell(known, name, severity, corrupt(images, name, severity=severity), labels)
-            for name in given.corruptions.split(",")
+            cell(known, corruption, severity, corrupt(images, corruption, severity=severity), labels)
+            for corruption in given.corruptions.split(",")
         ]
     one_class = [held[test.labels[held] == k] for k in (0, 3, 6)]
     clean = {
         "as a set of other images": off(known, test.images(held)),
         "one class alone": float(np.mean([off(known, test.images(rows)) for rows in one_class])),
     }
-    name = Path(given.model).name if given.model.startswith("public:") else given.model
-    about = {"model": name, "images": given.images, "source": given.source, "goals": GOALS}
+    shown_as = Path(name).stem if name.startswith("public:") else name
+    about = {"model": shown_as, "images": given.images, "source": given.source, "goals": GOALS}
     return {**about, **totals(cells), "clean": clean, "cells": cells}
 
 
@@ -173,7 +179,8 @@ def totals(cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 def summary(found: dict[str, Any]) -> str:
     """Return the result in words."""
-    lines = [
+    lines = [found["model"]]
+    lines += [
         f"{each['corruption']:>18} {each['severity']}: error {each['error']:.2f}, off {each['off']:.2f} "
         f"(alone {each['off_alone']:.2f}), shift {each['set_shift']:.1f}, distance {each['mean_distance']:.2f}"
         for each in found["cells"]
