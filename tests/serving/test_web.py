@@ -82,6 +82,14 @@ def test_json_arrays_a_form_and_a_bare_image_are_the_same(open_app):
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 422, "multipart/form-data"),
         ({"content": b"x"}, 422, "multipart/form-data"),
         ({"content": b"--x", "headers": {"content-type": "multipart/form-data"}}, 422, "form cannot be read"),
+        (
+            {
+                "content": b'--x\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n' + png(),
+                "headers": {"content-type": "multipart/form-data; boundary=x"},
+            },
+            422,
+            "form cannot be read",
+        ),
         ({"content": b"{", "headers": {"content-type": "application/json"}}, 422, "not JSON"),
         ({"content": b"[" * 100_000, "headers": {"content-type": "application/json"}}, 422, "not JSON"),
         ({"content": b'{"images": [NaN]}', "headers": {"content-type": "application/json"}}, 422, "not JSON"),

@@ -476,6 +476,18 @@ class _InMemory(MultiPartParser):
     """Keeps files in memory, which the size of a request bounds: none is ever written to disk."""
 
     spool_max_size = 1 << 40
+    inside = False
+    """Whether a part has begun and not ended."""
+
+    def on_part_begin(self) -> None:
+        """Note that a part begins."""
+        super().on_part_begin()
+        self.inside = True
+
+    def on_part_end(self) -> None:
+        """Note that it is whole."""
+        super().on_part_end()
+        self.inside = False
 
 
 async def _files_of(request: Request, body: bytes, most: int) -> list[bytes]:
@@ -483,9 +495,12 @@ async def _files_of(request: Request, body: bytes, most: int) -> list[bytes]:
 
     async def chunks() -> AsyncGenerator[bytes, None]:
         yield body
+        if parser.inside:  # it would be left out, and the answers be fewer than the images
+            raise MultiPartException("The last part is not whole.")
 
+    parser = _InMemory(request.headers, chunks(), max_files=most, max_fields=0)
     try:
-        form = await _InMemory(request.headers, chunks(), max_files=most, max_fields=0).parse()
+        form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
         if isinstance(error, MultiPartException) and "Too many files" in error.message:
             raise TooLargeError(f"A request may have {most} images.", "Send several requests.") from None
