@@ -8,6 +8,7 @@ from torch import nn
 
 from offsupport.bench import Cell
 from offsupport.bench.cell import Place, prepare
+from offsupport.core.errors import ConfigError
 from offsupport.studies.models import MODELS, BuiltIn
 from offsupport.studies.tables import TABLES, TableOptions
 
@@ -20,6 +21,10 @@ SMALL = {"model": "hostile-tiny", "limit": 16, "source_images": 16}
 
 def model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+
+
+def no_work(*_arguments: object, **_options: object) -> None:
+    raise ConfigError("This would begin to train.", "Not here.")
 
 
 @inputs("cells")
@@ -40,5 +45,6 @@ def test_cells(tmp_path_factory, data):
             prepare([Cell(kind, config)], Place(tmp_path_factory.getbasetemp()))
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("offsupport.studies.models._trained", no_work)  # a name that is right means training for a minute
         patch.setitem(MODELS._items, "hostile-tiny", BuiltIn("for this test", model, model, kept=False))
         attempt(ready)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from offsupport.core.checkpoints import load_tensors, save_tensors, tensors_sha256
 from offsupport.core.config import to_dict
 from offsupport.core.errors import FileError
-from offsupport.core.weights import require_finite, require_names, require_values
+from offsupport.core.weights import require_finite, require_names, require_ordinary, require_values
 from offsupport.engine.config import EVENTS, PIXELS, MethodConfig, MethodInfo, Options
 from offsupport.engine.precision import require_convertible
 from offsupport.engine.source_stats import SourceStats
@@ -263,6 +263,7 @@ def require_state(adapter: Lifecycle, tensors: Mapping[str, Tensor], where: str)
     if other:
         types = f"{given[other[0]].dtype}, and this adapter has {fixed[other[0]].dtype}"
         raise FileError(f"{where} holds {other[0]} as {types}.", _AGAIN)
+    require_ordinary(given, where)
     require_finite({name: given[name] for name in wanted if name not in fixed}, where)
     _require_generator(given["generator"], where)
     snapshot = Snapshot.from_flat(given)

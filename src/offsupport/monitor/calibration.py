@@ -291,7 +291,7 @@ def _require_calibration(tensors: Mapping[str, Tensor]) -> None:
             each.shape in ((SCALE_NUMBERS,), (SCALE_NUMBERS - 1,)) and float(each[[0, 4, 5]].min()) > 0
             for each in scales
         ),
-        "clean": not clean or are_clean_moments(clean, len(law)),
+        "clean": not clean or are_clean_moments(clean, law.numel()),
     }
     odd = [name for name, fits in good.items() if not fits]
     if odd:
