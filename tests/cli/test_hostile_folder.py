@@ -25,6 +25,7 @@ from offsupport.core.errors import OffsupportError
 from offsupport.results.correctness import pack
 from offsupport.studies.adaptation import AdaptConfig
 from offsupport.studies.models import MODELS, BuiltIn
+from offsupport.studies.tables import TABLES, TableOptions
 
 EVIL = "evilmod:boom"
 NAMES = (EVIL, "conftest:boom", "pytest:main")
@@ -206,6 +207,30 @@ def test_no_field_of_a_result_runs_anything(folder, call, tmp_path, here_not_in_
             code, _, err = call("bench", "verify", run)
             assert code in (2, 3, 4), path
             assert err.startswith("offsupport: ")
+
+
+KINDS = {
+    cell.kind: cell
+    for table in ("table1", "table3", "guarantees", "kl-choice", "poison", "regret", "protocols", "readings")
+    for cell in TABLES[table].cells("smoke", TableOptions())
+}
+"""A cell of each kind that a table brings."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_field_of_a_cell_of_any_kind_runs_anything(folder, call, tmp_path, here_not_in_workers, kind):
+    known = {"model": "hostile-tiny", "limit": 16, "source_images": 16}
+    config = KINDS[kind].config | {name: value for name, value in known.items() if name in KINDS[kind].config}
+    body = {"deterministic": {}, "provenance": {}, "timing": {}}
+    for number, (path, changed) in enumerate(variants(config)):
+        if path == ("condition",):  # words for people
+            continue
+        run = tmp_path / f"run{number}"
+        stored(run, {**body, "cell": Cell(kind, changed).to_dict()})
+        assert call("bench", "status", run)[0] == 0
+        code, _, err = call("bench", "verify", run)
+        assert code in (2, 3, 4), path
+        assert err.startswith("offsupport: ")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,7 @@
 """``offsupport serve`` as a command: what it says before it serves."""
 
 import json
+import logging
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from offsupport.cli import main, serve
 def command(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serve.warnings, "showwarning", serve.warnings.showwarning)  # put back afterwards
+    monkeypatch.setattr(logging.getLogger(), "handlers", [*logging.getLogger().handlers])
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["offsupport", "serve", *map(str, words)])
@@ -56,6 +58,7 @@ def test_it_serves_what_was_asked_for_and_says_where(command, monkeypatch):
         seen.update(service=service, host=host, port=port, token=token)
         ready("http://127.0.0.1:5")
         assert len(service.predict(torch.rand(2, 3, 32, 32), stream="a")) == 2
+        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.\x1b[2J")
 
     monkeypatch.setattr("offsupport.serving.web.run", run)
     monkeypatch.setenv("OFFSUPPORT_TOKEN", "x" * 20)
@@ -74,7 +77,9 @@ def test_it_serves_what_was_asked_for_and_says_where(command, monkeypatch):
     assert service.names[3] == "cat"
     assert service.stopping
     events = [json.loads(line)["event"] for line in heard.splitlines() if line.startswith("{")]
-    assert events == ["taken up", "stream", "serving", "stream", "stopped"]
+    assert events == ["taken up", "stream", "serving", "stream", "warning", "stopped"]
+    assert r"uvicorn.error: Invalid HTTP request received.\u001b[2J" in heard
+    assert "\x1b" not in heard
     assert "x" * 20 not in heard
     code, out, _ = command(*words, "--no-monitor")
     assert json.loads(out)["streams"] == ["default", "a"]

@@ -271,3 +271,19 @@ def test_a_crafted_stream_is_refused_with_a_sentence(tmp_path, part, value):
     with pytest.raises(FileError, match=r"s\.json") as error:
         Stream.load(tmp_path / "s.json", arrays=Arrays(images, labels))
     assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "ramp", "severity": 10**9}, "2,000,000,000 domains"),
+        ({"schedule": "pairs", "severity": 10**9, "corruption": ["fog", "snow"]}, "4,000,000,000 domains"),
+        ({"visits": 10**12}, "1,000,000,000,000 domains"),
+        ({"corruption": [["fog"]]}, "Name at least one"),
+        ({"corruption": [1]}, "Name at least one"),
+        ({"severity": ["5"]}, "Give at least one"),
+    ],
+)
+def test_a_stream_that_no_memory_holds_or_of_no_names_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        stream("digits-c", **{"corruption": "fog", **options})

@@ -25,15 +25,17 @@ INPUTS = {
     "cards": 1000,
     "safetensors": 1200,
     "saved adapters": 1500,
-    "saved statistics": 300,
+    "saved statistics": 500,
     "models": 1000,
     "npy": 2000,
     "pictures": 2500,
     "csv": 1500,
     "command line": 500,
     "batches": 1000,
+    "cells": 500,
+    "requests": 1000,
 }
-"""How many inputs each door gets: 20,000 together."""
+"""How many inputs each door gets: 20,000 together, and more."""
 SECONDS = 5
 WAITING = 30
 """Seconds without an answer that are a hang whatever the processor did: a machine may be busy, a pipe may be empty."""

@@ -15,7 +15,7 @@ from offsupport.core.checkpoints import _checksum, load_tensors, save_tensors
 from offsupport.core.weights import read_weights
 from offsupport.engine.source_stats import SourceStats
 from offsupport.nn import build_network, load_model
-from offsupport.testing import NETWORKS, Case
+from offsupport.testing import NETWORKS, Case, toy_images
 from offsupport.testing.case import changed, run, stream
 
 pytestmark = pytest.mark.fault
@@ -96,17 +96,23 @@ def saved(method):
     return adapted
 
 
+ADAPTERS = ("tent", "sar", "eata", "tesla", "minimal", "auto")
+USED = ("tent", "minimal", "auto")
+"""Of these all that is remembered is checked: what is loaded is used."""
+
+
 @inputs("saved adapters")
 @given(data=st.data())
 def test_saved_adapters(folder, data):
     """All or nothing: what is refused leaves every bit as it was."""
     if not hasattr(test_saved_adapters, "cases"):
         test_saved_adapters.cases = {}
-        for method in ("tent", "sar", "eata", "tesla"):
+        for method in ADAPTERS:
             adapted = saved(method)
             adapted.save(folder / "whole.safetensors")
             test_saved_adapters.cases[method] = adapted, *load_tensors(folder / "whole.safetensors")
-    adapted, tensors, manifest = test_saved_adapters.cases[data.draw(st.sampled_from(["tent", "sar", "eata", "tesla"]))]
+    method = data.draw(st.sampled_from(ADAPTERS))
+    adapted, tensors, manifest = test_saved_adapters.cases[method]
     path = folder / "adapter.safetensors"
     if data.draw(st.booleans()):
         tensors = data.draw(tampered(tensors))
@@ -118,6 +124,8 @@ def test_saved_adapters(folder, data):
     if not attempt(adapted.load, path):
         assert not changed(before[0], adapted.snapshot())
         assert before[1:] == (adapted.events, adapted.passes)
+    elif method in USED:
+        attempt(adapted.fork(), stream(1, seed=7)[0])
     attempt(offsupport.load_adapted, NETWORKS["batch_norm"](), path)
 
 
@@ -125,16 +133,26 @@ def test_saved_adapters(folder, data):
 @given(data=st.data())
 def test_saved_statistics(folder, data):
     path = folder / "stats.safetensors"
-    if not hasattr(test_saved_statistics, "case"):
-        model = NETWORKS["batch_norm"]()
-        offsupport.source_stats(model, stream(2), "ttac").save(path)
-        test_saved_statistics.case = model, *load_tensors(path)
-    model, tensors, manifest = test_saved_statistics.case
+    if not hasattr(test_saved_statistics, "cases"):
+        test_saved_statistics.cases = {}
+        for method in ("ttac", "minimal", "auto"):
+            model, (x, labels) = NETWORKS["batch_norm"](), toy_images(200, seed=1, shifted=False)
+            offsupport.source_stats(model, [x], method, labels=labels, monitor=method != "ttac").save(path)
+            test_saved_statistics.cases[method] = model, *load_tensors(path)
+    method = data.draw(st.sampled_from(sorted(test_saved_statistics.cases)))
+    model, tensors, manifest = test_saved_statistics.cases[method]
     chosen = data.draw(
         st.one_of(tampered(tensors).map(lambda t: (t, manifest)), altered(manifest).map(lambda m: (tensors, m)))
     )
     written(path, chosen[0], {"schema": 1, **chosen[1]} if isinstance(chosen[1], dict) else chosen[1])
-    attempt(lambda: offsupport.adapt(model, "ttac", source=SourceStats.load(path)))
+
+    def use():
+        adapted = offsupport.adapt(model, method, source=SourceStats.load(path))
+        if method != "ttac":
+            adapted(stream(1, seed=7)[0])
+            adapted.estimate()
+
+    attempt(use)
 
 
 NETWORK = "resnet18x0.0625"

@@ -367,3 +367,117 @@ def test_fisher_weights_of_another_shape_are_refused(tmp_path):
     broken = crafted(path, lambda t: t | {"1.weight": torch.ones(1)})
     with pytest.raises(FileError, match=r"1\.weight of shape \(1,\)"):
         offsupport.adapt(model, "eata", source=SourceStats.load(broken))
+
+
+# Crafted memory: what gets its shape from the stream ------------------------------------------------------------------
+
+ODD = {
+    "scalar": lambda t: torch.zeros((), dtype=t.dtype),
+    "one": lambda t: torch.ones(1, dtype=t.dtype),
+    "longer": lambda t: torch.cat([t.flatten(), t.flatten()]),
+    "of another rank": lambda t: t[None].clone(),
+    "empty": lambda t: t.new_empty(0),
+    "shorter": lambda t: t.flatten()[:-1].clone() if t.numel() > 1 else t,
+    "negative": lambda t: -torch.ones_like(t),
+    "huge": lambda t: torch.full_like(t, 3e38 if t.is_floating_point() else 2**40),
+    "zero": torch.zeros_like,
+    **{str(kind): lambda t, kind=kind: t.to(kind) for kind in (torch.double, torch.long, torch.half, torch.bool)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_source", [True, False])
+@pytest.mark.parametrize("method", ["auto", "minimal", "tent"])
+def test_memory_that_no_stream_leaves_is_refused_or_harmless(method, with_source):
+    """Whatever a file says was remembered: it is refused, or the next images are answered."""
+    adapted = Case(method, NETWORKS["batch_norm"], source=with_source).wrap(window=20, monitor=True)
+    run(adapted, stream(4) + stream(1, size=1, seed=3))
+    told = adapted.get_extra_state()
+    for name, tensor in told["state"].items():
+        for odd in ODD.values() if name.startswith("memory/") else ():
+            other = adapted.fork()
+            try:
+                other.set_extra_state({**told, "state": told["state"] | {name: odd(tensor)}})
+            except FileError:
+                assert not changed(adapted.snapshot(), other.snapshot())
+                continue
+            assert all(bool(logits.isfinite().all()) for logits in run(other, stream(3, seed=7))), name
+            other.estimate()
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [
+        ("minimal", "recent", torch.tensor([2**40])),  # counting such labels would take terabytes
+        ("auto", "calm", torch.tensor([2**40])),
+        ("minimal", "recent", torch.tensor([-1])),
+        ("minimal", "evidence", torch.tensor([-48.0, 0.1], dtype=torch.float64)),  # 16 images more divide by zero
+        ("minimal", "surprise", torch.tensor(-1.0, dtype=torch.float64)),
+        ("minimal", "classes", torch.tensor([2.0, -1.0, 0.0, 0.0])),
+        ("minimal", "gathered", torch.full((37,), 17.0)),  # more images than a group waits for
+        ("minimal", "collapse", torch.ones(3, 4)),
+        ("minimal", "usual", torch.ones(5)),
+        ("minimal", "moments", torch.zeros(10)),  # no images weigh anything
+        ("auto", "weights", torch.zeros(3)),
+        ("auto", "velocity", torch.zeros(3)),
+    ],
+)
+def test_crafted_memory_is_refused_by_name(tmp_path, method, name, value):
+    adapted, path = Case(method, NETWORKS["batch_norm"]).wrap(monitor=True), tmp_path / "a.safetensors"
+    run(adapted, stream(4))
+    adapted.save(path)
+    refused(adapted, crafted(path, lambda t: t | {f"memory/{name}": value}), f"memory/{name}")
+
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def statistics_of_auto(tmp_path_factory):
+    model, path = NETWORKS["batch_norm"](), tmp_path_factory.mktemp("auto") / "s.safetensors"
+    x, labels = offsupport.testing.toy_images(200, seed=1, shifted=False)
+    offsupport.source_stats(model, [x], "auto", labels=labels).save(path)
+    offsupport.adapt(model, "auto", source=SourceStats.load(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda t: t | {"share": torch.tensor(1.0)}, "share outside"),
+        (lambda t: t | {"share": torch.tensor(-0.1)}, "share outside"),
+        (lambda t: t | {"share": torch.tensor([0.3, 0.3])}, "share outside"),
+        (lambda t: t | {"share": torch.tensor(NAN)}, "non-finite"),
+        (lambda t: without(t, "clean"), "lack clean"),
+        (lambda t: without(t, "within"), "lack within"),
+        (lambda t: t | {"clean": t["clean"][:, :-1].clone()}, "hold clean of shape"),
+        (lambda t: t | {"spread": -t["spread"]}, "hold spread"),
+        (lambda t: t | {"class_means": t["class_means"][:-1].clone()}, "hold class_means"),
+        (lambda t: t | {"law": -t["law"]}, "hold law"),
+        (lambda t: t | {"law": t["law"].reshape(2, 2).clone()}, "hold law"),
+        (lambda t: without(t, "calibration//marks"), "lack calibration//marks"),
+        (lambda t: t | {"calibration//law": torch.full((4,), 1e9, dtype=torch.float64)}, "has law"),
+        (lambda t: t | {"calibration//benefit": torch.zeros(1)}, "has benefit"),
+        (lambda t: t | {"calibration//entropies": torch.zeros(())}, "has entropies"),
+        (lambda t: t | {"calibration//size": torch.zeros(3)}, "has marks and size"),
+        (lambda t: t | {"calibration//source": torch.zeros(7, dtype=torch.float64)}, "has scales"),
+        (lambda t: without(t, "calibration//clean/widths"), "lack calibration//clean/widths"),
+        (lambda t: t | {"calibration//clean/widths": torch.tensor([2**40])}, "has clean"),
+        (lambda t: t | {"calibration//clean/spread": torch.zeros_like(t["calibration//clean/spread"])}, "has clean"),
+    ],
+)
+def test_crafted_statistics_of_auto_are_refused_by_name(statistics_of_auto, change, word):
+    model, path = NETWORKS["batch_norm"](), statistics_of_auto
+    with pytest.raises(OffsupportError, match=word):
+        offsupport.adapt(model, "auto", source=SourceStats.load(crafted(path, change)))
+
+
+@pytest.mark.parametrize("method", ["auto", "minimal"])
+def test_statistics_of_other_classes_than_the_model_has_are_said_when_it_answers(tmp_path, method):
+    model, path = NETWORKS["batch_norm"](), tmp_path / "s.safetensors"
+    offsupport.source_stats(model, [offsupport.testing.toy_images(40, seed=1, shifted=False)[0]], method).save(path)
+    fifth = torch.full((5,), 0.2)
+    broken = crafted(path, lambda t: without(t, "class_means") | {"law": fifth})
+    adapted = offsupport.adapt(model, method, source=SourceStats.load(broken))
+    with pytest.raises(SourceStatsError, match="of 5 classes, and the model has 4"):
+        run(adapted, stream(2))

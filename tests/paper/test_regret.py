@@ -383,3 +383,21 @@ def test_a_map_writes_every_number():
     drawn = heat_map({"line": {"a": 12.3, "b": -0.4}}, "points")
     assert "12.3" in drawn
     assert "0.4" in drawn
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        *(
+            ({"stages": stages}, "The stages are")
+            for stages in ([], ["fog"], ["fog/x"], ["a/b/5"], [None], [["fog/5"]])
+        ),
+        ({"cycles": 10**9}, "cycles is 1000000000"),  # a list of visits that no memory holds
+        ({"cycles": 0}, "cycles is 0"),
+        ({"episode": -1}, "episode is -1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_a_cell_that_no_grid_of_ours_says_is_refused(settings, word):
+    with pytest.raises(ConfigError, match=word):
+        RegretConfig(method="bn", condition="x", dataset="digits-c", **settings)

@@ -10,6 +10,7 @@ from service_client import SIDE, Held, encoded, images, png, small_model
 
 import offsupport
 from offsupport.cli.output import as_option
+from offsupport.core.checkpoints import load_tensors, save_tensors
 from offsupport.core.errors import ConfigError, FileError, InputError
 from offsupport.serving import Limits, Service, open_service
 from offsupport.serving.service import BrokenImagesError, TooLargeError, UnknownStreamError, file_of
@@ -334,6 +335,44 @@ def test_a_stream_that_made_room_leaves_no_file_behind(make, tmp_path):
     assert files == {"streams.json", file_of("b")}
 
 
+def test_a_stream_that_makes_room_while_it_is_saved_leaves_nothing_of_another(make, tmp_path, monkeypatch):
+    """Its adapter goes to the next stream: what that learns must not be written under the old name."""
+    service = make(state=tmp_path, limits=Limits(streams=2))
+    service.predict(images(8) * 0.4)
+    service.predict(images(8) * 0.4, stream="b")
+    first, last = service.streams
+    written, save = [], first.adapter.save
+
+    def interrupted(path):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(last), "idle", property(lambda stream: stream is first))  # and that is being saved
+            with pytest.raises(RefusedError, match="busy"):
+                service.submit("c", images(1))
+        save(path)
+        last.unsaved = True
+        service.predict(images(8), stream=first.key)  # so that "b" is the one to go
+        written.append(service.predict(images(8), stream="c"))
+
+    monkeypatch.setattr(first.adapter, "save", interrupted)
+    service.save()
+    assert written
+    listed = json.loads((tmp_path / "streams.json").read_text())["streams"]
+    assert [entry["key"] for entry in listed] == ["default"]
+    assert {path.name for path in tmp_path.glob("*.safetensors")} == {file_of("default")}
+    monkeypatch.undo()
+    service.close()
+    again = make(state=tmp_path)
+    assert {stream.key for stream in again.streams} == {"default", "c"}
+
+
+def test_a_state_by_which_nothing_could_be_answered_is_refused_at_the_start(make, tmp_path):
+    make("auto", state=tmp_path).close()
+    tensors, manifest = load_tensors(tmp_path / file_of("default"))
+    save_tensors(tmp_path / file_of("default"), tensors | {"memory/weights": torch.zeros(9)}, manifest)
+    with pytest.raises(FileError, match="memory/weights of shape"):
+        make("auto", state=tmp_path)
+
+
 def test_nothing_of_a_request_becomes_a_path(make, tmp_path):
     service = make(state=tmp_path)
     service.predict(images(1), stream="evil..name")
@@ -387,6 +426,10 @@ def test_read_only_learns_and_writes_nothing(make, tmp_path):
         ('{"mine": 1}', "offsupport did not write it"),
         ('{"offsupport": "streams", "streams": [{"key": "../../etc/passwd", "frozen": false}]}', "lists no streams"),
         ('{"offsupport": "streams", "streams": 5}', "lists no streams"),
+        (
+            '{"offsupport": "streams", "streams": [{"key": "a", "frozen": false}, {"key": "a", "frozen": true}]}',
+            "lists no streams",
+        ),
         ('{"offsupport": "streams", "streams": [{"key": "a", "frozen": false}]}', "There is no file"),
     ],
 )

@@ -7,16 +7,18 @@ import re
 import socket
 import threading
 import urllib.request
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 from service_client import SIDE, Client, Held, form, images, listening, png, small_model
+from starlette.formparsers import MultiPartParser
 
 import offsupport
 from offsupport.core.errors import ConfigError
 from offsupport.serving import Limits, Service
-from offsupport.serving.web import PATHS, is_loopback, json_lines, make_app, page, run
+from offsupport.serving.web import PATHS, Patient, is_loopback, json_lines, make_app, page, run
 
 TOKEN = "a token of some length"
 
@@ -80,6 +82,14 @@ def test_json_arrays_a_form_and_a_bare_image_are_the_same(open_app):
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 422, "multipart/form-data"),
         ({"content": b"x"}, 422, "multipart/form-data"),
         ({"content": b"--x", "headers": {"content-type": "multipart/form-data"}}, 422, "form cannot be read"),
+        (
+            {
+                "content": b'--x\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n' + png(),
+                "headers": {"content-type": "multipart/form-data; boundary=x"},
+            },
+            422,
+            "form cannot be read",
+        ),
         ({"content": b"{", "headers": {"content-type": "application/json"}}, 422, "not JSON"),
         ({"content": b"[" * 100_000, "headers": {"content-type": "application/json"}}, 422, "not JSON"),
         ({"content": b'{"images": [NaN]}', "headers": {"content-type": "application/json"}}, 422, "not JSON"),
@@ -87,6 +97,12 @@ def test_json_arrays_a_form_and_a_bare_image_are_the_same(open_app):
         ({"json": {"images": []}}, 422, "must be an object with 'images'"),
         ({"json": {"images": [[[1, 2], [3]]]}}, 422, "must be an object with 'images'"),
         ({"json": {"images": ["/etc/passwd"]}}, 422, "must be an object with 'images'"),
+        ({"json": {"images": [[[["0.5"]]]]}}, 422, "must be an object with 'images'"),
+        ({"json": {"images": [[[[True]]]]}}, 422, "must be an object with 'images'"),
+        ({"json": {"images": [[[[0.5, 0.5], [0.5]]]]}}, 422, "must be an object with 'images'"),
+        ({"json": {"images": [[[[10**39] * SIDE] * SIDE] * 3]}}, 422, "outside \\[0, 1\\]"),
+        ({"json": {"images": [[[[1e300] * SIDE] * SIDE] * 3]}}, 422, "outside \\[0, 1\\]"),
+        ({"json": {"images": [0] * (4 * 3 * SIDE * SIDE + 2)}}, 413, "more numbers than 4 images of 8x8"),
         ({"json": {"images": [[[[0.5]]]]}}, 422, r"shape \(1, 1, 1\)"),
         ({"json": {"images": [[[[7.0] * SIDE] * SIDE] * 3]}}, 422, "outside \\[0, 1\\]"),
         ({"files": form(png()), "headers": {"x-stream": "../a"}}, 422, "name of the stream"),
@@ -107,6 +123,46 @@ def test_one_broken_image_holds_the_others_back_and_all_broken_ones_are_named(cl
     assert answer.status_code == 422
     assert [entry["image"] for entry in answer.json()["broken"]] == [2, 4]
     assert client.get("/live").json()["images"] == 0
+
+
+def test_texts_in_a_small_body_do_not_become_a_large_array(open_app, monkeypatch):
+    """NumPy would give each of the texts as much as the longest takes: sixteen gigabytes for this body."""
+    shown = []
+    monkeypatch.setattr("offsupport.serving.web.np.array", lambda value, **_: shown.append(value))
+    for inside in ('["{}"{}]', '[[[["{}"{}]]]]', '[[[[1, "{}"{}]]]]'):
+        body = '{"images": ' + inside.format("x" * 50_000, ', ""' * 80_000) + "}"
+        client = open_app(limits=Limits(images=1000))
+        answer = client.post("/predict", content=body.encode(), headers={"content-type": "application/json"})
+        assert answer.status_code == 422
+    assert not shown
+
+
+@pytest.mark.parametrize("data", [b"\r" * 10, b"\r\n--" * 10, b"\r\n--BB" * 3])
+@pytest.mark.parametrize(
+    "more", ["", "; charset=punycode", "; charset=undefined", "; charset=a\x00b", "; charset=zlib"]
+)
+def test_forms_of_any_making_are_answered_with_a_sentence(open_app, data, more):
+    names = (b'name="images"; filename="a"', b'name="\\"; filename="a"', b"name*=utf-8''images; filename=a", b"name")
+    client = open_app()
+    for name in names:
+        body = b"--B\r\nContent-Disposition: form-data; " + name + b"\r\n\r\n" + data + b"\r\n--B--\r\n"
+        kind = f"multipart/form-data; boundary=B{more}".encode("latin-1")
+        answer = client.post("/predict", content=body, headers={"content-type": kind})
+        assert answer.status_code == 422
+        assert answer.json()["remedy"]
+
+
+def test_a_form_is_read_where_images_are_and_not_where_everyone_waits(open_app, monkeypatch):
+    seen = []
+    parse = MultiPartParser.parse
+
+    async def watched(self):
+        seen.append(threading.current_thread().name)
+        return await parse(self)
+
+    monkeypatch.setattr(MultiPartParser, "parse", watched)
+    assert open_app().post("/predict", files=form(png())).status_code == 200
+    assert [name.partition("_")[0] for name in seen] == ["decoder"]
 
 
 def test_a_body_without_a_length_is_counted_as_it_comes(open_app):
@@ -210,6 +266,9 @@ def test_pages_of_other_sites_cannot_use_it(client):
     assert client.get("/live", headers={"host": "evil.example"}).status_code == 403
     assert client.get("/live", headers={"host": "localhost:8000"}).status_code == 200
     assert client.get("/live", headers={"host": "[::1]:8000"}).status_code == 200
+    for broken in ("[", "[::1", "[x]", "a\u2100"):
+        assert client.get("/live", headers={"host": broken.encode()}).status_code == 403
+        assert client.post("/reset", headers={"origin": f"http://{broken}".encode()}).status_code == 403
 
 
 def test_any_name_of_a_machine_that_others_reach_is_right(open_app):
@@ -345,3 +404,86 @@ def test_a_real_server_on_loopback(open_app):
         with urllib.request.urlopen(f"{url}/", timeout=60) as answer:
             assert "server" not in answer.headers
             assert answer.read().decode() == page()[0]
+
+
+def ends_within(connection, seconds):
+    """Wait until the other side hangs up; return what it said until then."""
+    connection.settimeout(seconds)
+    said = b""
+    try:
+        while part := connection.recv(1 << 16):
+            said += part
+    except ConnectionError:
+        pass
+    return said
+
+
+def test_who_sends_no_request_or_takes_no_answer_is_hung_up_on(open_app, monkeypatch):
+    monkeypatch.setattr("offsupport.serving.web.PATIENCE", 0.3)
+    app = open_app().app
+    with listening(app) as url:
+        port = int(url.rpartition(":")[2])
+        whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        slow = (b"", whole[:20], whole + whole[:20], whole[:-2] + b"Content-Length: 9\r\n\r\n")
+        for begun in slow:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(begun)
+                said = ends_within(connection, 20)  # a socket that stays open would time out
+            assert said.count(b"HTTP/1.1 200") == (whole in begun or b"Length" in begun)
+
+
+def test_only_who_is_to_act_and_does_not_is_hung_up_on():
+    """A look before, and a look now: by the request in hand, and whether its answer has begun."""
+    done, waits, new = (
+        SimpleNamespace(response_started=begun, number=i) for i, begun in enumerate((True, False, True))
+    )
+    for before, cycle, hangs_up in (
+        ((None, True), None, True),  # nothing was asked
+        ((None, True), new, False),
+        ((waits, False), waits, False),  # the model takes its time
+        ((waits, False), SimpleNamespace(response_started=True), False),
+        ((done, True), done, True),  # nothing was asked since, or the answer is not taken
+        ((done, True), new, False),
+    ):
+        told = []
+        transport = SimpleNamespace(abort=lambda told=told: told.append("abort"))
+        Patient._look(SimpleNamespace(cycle=cycle, transport=transport, _wait=told.append), before)
+        assert (told == ["abort"]) == hangs_up
+        assert hangs_up or told == [(cycle, cycle.response_started)]
+
+
+def test_an_answer_that_takes_long_is_waited_for(open_app, monkeypatch):
+    monkeypatch.setattr("offsupport.serving.web.PATIENCE", 0.2)
+    held = Held(small_model())
+    app = open_app(model=held).app
+    held.gate.open.clear()
+    threading.Timer(1.0, held.gate.open.set).start()
+    with listening(app) as url:
+        sent = urllib.request.Request(f"{url}/predict", png(), {"Content-Type": "image/png"})
+        with urllib.request.urlopen(sent, timeout=60) as answer:
+            assert len(json.load(answer)["predictions"]) == 1
+
+
+def test_an_answer_that_nobody_takes_ends_too(open_app, monkeypatch):
+    monkeypatch.setattr("offsupport.serving.web.PATIENCE", 0.3)
+    monkeypatch.setattr("offsupport.serving.web.page", lambda: ("x" * (64 << 20), "default-src 'none'"))
+    ended, lost = threading.Event(), Patient.connection_lost
+    monkeypatch.setattr(Patient, "connection_lost", lambda self, error: (ended.set(), lost(self, error)))
+    with (
+        listening(open_app().app) as url,
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as taker,
+    ):
+        taker.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert ended.wait(60)
+        assert len(ends_within(taker, 60)) < 64 << 20
+
+
+def test_the_head_of_a_request_is_bounded_whatever_reads_it(open_app):
+    with (
+        listening(open_app().app) as url,
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as sender,
+    ):
+        sender.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000)
+        assert ends_within(sender, 20).startswith(b"HTTP/1.1 400")
+        with urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
+            assert answer.status == 200

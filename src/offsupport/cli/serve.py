@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -116,7 +117,20 @@ def _run(service: Service, host: str, port: int, token: str | None, untrusted: b
 
     # Alarms of streams come as warnings; a log in which every line is JSON can be read by machines.
     warnings.showwarning = lambda message, *_, **__: log("warning", text=str(message))
+    logging.getLogger().addHandler(_Told(log))
     run(service, host=host, port=port, token=token, ready=ready)
+
+
+class _Told(logging.Handler):
+    """Lets the log have what the packages under the service say of broken requests, as lines like all others."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.WARNING)
+        self.log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell the log."""
+        self.log("warning", text=f"{record.name}: {record.getMessage()}")
 
 
 def _require_extra() -> None:

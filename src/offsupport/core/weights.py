@@ -172,6 +172,26 @@ def require_values(
             require_finite({name: tensor.to(value.dtype)}, where)
 
 
+ORDINARY = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
+"""Types in which every operation is there."""
+
+
+def require_ordinary(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Refuse tensors of types that only some operations know, such as complex numbers and floats of eight bits."""
+    odd = [name for name, tensor in tensors.items() if tensor.dtype not in ORDINARY]
+    if odd:
+        raise FileError(f"{where} holds {odd[0]} as {tensors[odd[0]].dtype}.", "Make it again.")
+
+
 def require_finite(tensors: Mapping[str, Tensor], where: str) -> None:
     """Refuse tensors with NaN or infinity among their values, by name."""
     for name, tensor in tensors.items():

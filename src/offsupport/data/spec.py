@@ -22,6 +22,8 @@ CLEAN = "clean"
 """The domain name of images without a corruption."""
 SEVERITY = 5
 """The severity of corruptions unless one is asked for: the one that published tables use."""
+MOST_DOMAINS = 100_000
+"""A schedule lists its domains, and refuses to list more."""
 CONCENTRATION = 0.1
 """Of the Dirichlet order, unless one is asked for."""
 
@@ -156,6 +158,13 @@ class StreamSpec:
         for kind, number in (*counts, ("visits", self.visits), ("imbalance", self.imbalance)):
             if number is not None and number < 1:
                 raise ConfigError(f"{kind} is {number}.", "It must be at least 1.")
+        steps = 2 * max(self.severities, default=1) if self.schedule in ("ramp", "pairs") else len(self.severities)
+        domains = self.visits * max(1, len(self.corruptions)) * max(1, steps)
+        if domains > MOST_DOMAINS:
+            raise ConfigError(
+                f"This stream would visit {domains:,} domains, and at most {MOST_DOMAINS:,} are taken.",
+                "Give fewer visits, or the severities that the corruptions have.",
+            )
         if self.concentration is not None and not self.concentration > 0:
             raise ConfigError(f"concentration is {self.concentration}.", "It must be above 0.")
         if not self.corruptions and (self.block is not None or self.schedule != "sequence"):
@@ -206,6 +215,7 @@ def _several(value: Any, kind: str, verb: str) -> tuple[Any, ...]:
     if value is None:
         return ()
     values = (value,) if isinstance(value, (str, int)) else tuple(value)
-    if not values or len(set(values)) < len(values):
+    words = kind == "corruptions"
+    if not values or any(isinstance(each, str) != words for each in values) or len(set(values)) < len(values):
         raise ConfigError(f"The {kind} are {list(values)}.", f"{verb} at least one, and each once.")
     return values

@@ -223,6 +223,14 @@ class Adapter(Lifecycle, abc.ABC):
         """Return the modules that a sparsity constraint must leave alone, too; none by default."""
         return []
 
+    def misfit(self, memory: Mapping[str, Tensor]) -> str | None:
+        """Return the name of something in a memory that no stream leaves there; None where there is nothing."""
+        past = memory["window_moments"]
+        if past.numel() and (past.dim() != 3 or past.shape[::2] != (2, self.norm_statistics.channels)):
+            return "window_moments"
+        answers = self.answers.misfit(memory) if self.options.monitor else None
+        return self.alarms.misfit(memory) or answers or self.statistics_policy.misfit(memory)
+
     def announce(self) -> None:
         """Tell the user, once, what they should know about this set-up; nothing by default."""
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from offsupport.core.errors import InputError
+from offsupport.core.errors import InputError, SourceStatsError
 from offsupport.engine.config import MethodConfig, require
 from offsupport.engine.statistics_policy import CountedStatistics, Predict, as_moments
 from offsupport.functional import as_rows
@@ -133,6 +133,7 @@ class Reference:
             spread = 0.25 * torch.stack([var, 2 * var.square() + 4 * mean.square() * var])
             clean, within, between = as_moments(known), 0.75 * spread, 0.25 * spread
             return Reference(clean, within, between, spread.sqrt(), None, None)
+        _require_moments(found, known)
         tensors = {name: tensor.to(known) for name, tensor in found.items()}
         means, spread = tensors.get("class_means"), tensors["spread"]
         within, between = 0.5 * spread, 0.5 * spread
@@ -199,6 +200,27 @@ class MinimalStatistics(CountedStatistics):
             # How far groups of images usually lie from what is known, in units of chance.
             "surprise": torch.ones((), dtype=torch.float64),
         }
+
+    def misfit(self, memory: Mapping[str, Tensor]) -> str | None:
+        """Return the name of something in a memory that no stream leaves there; None where there is nothing."""
+        classes, gathered, law = memory["classes"], memory["gathered"], self.reference.law
+        many = gathered.numel() - 1 - self.known.numel()
+        known = len(law) if law is not None else classes.numel() or many
+        fits = {
+            "evidence": float(memory["evidence"].min()) >= 0,
+            "surprise": float(memory["surprise"]) >= 0,
+            # They are known from the first image on that was counted.
+            "classes": bool(classes.numel()) == bool(memory["evidence"][0] > 0)
+            and (not classes.numel() or (classes.shape == (known,) and _are_shares(classes, self.known.dtype))),
+            "gathered": not gathered.numel()
+            or (
+                gathered.dim() == 1
+                and gathered.dtype == self.known.dtype
+                and many == known > 0
+                and 0 <= float(gathered[0]) <= self.group
+            ),
+        }
+        return next((name for name, good in fits.items() if not good), None)
 
     def images(self) -> float:
         """Return how many images were counted."""
@@ -351,7 +373,14 @@ class MinimalStatistics(CountedStatistics):
 
     def _law(self, shares: Tensor) -> Tensor:
         """Return the shares of the classes among clean images, (K,)."""
-        return torch.full_like(shares, 1 / len(shares)) if self.reference.law is None else self.reference.law
+        if self.reference.law is None:
+            return torch.full_like(shares, 1 / len(shares))
+        if self.reference.law.shape != shares.shape:
+            raise SourceStatsError(
+                f"These source statistics are of {len(self.reference.law)} classes, and the model has {len(shares)}.",
+                "Make them again.",
+            )
+        return self.reference.law
 
     def _surprise(self, images: int, shares: Tensor, away: Tensor, squares: float) -> float:
         """Return how far a group lies from what is known, in units of chance: about 1, whatever the shift.
@@ -497,6 +526,35 @@ def mean_by_layer(values: Tensor, layer: Tensor) -> Tensor:
     """Return the mean of values (channels,) over the channels of each layer, whose numbers ``layer`` has."""
     layers = int(layer[-1]) + 1
     return values.new_zeros(layers).index_add(0, layer, values) / torch.bincount(layer, minlength=layers)
+
+
+def _are_shares(found: Tensor, dtype: torch.dtype) -> bool:
+    """Tell whether a tensor holds shares of classes, (K,): not below 0, and together 1."""
+    return (
+        found.dtype == dtype
+        and found.dim() == 1
+        and float(found.min()) >= 0
+        and abs(float(found.double().sum()) - 1) < 1e-2
+    )
+
+
+def _require_moments(found: Mapping[str, Tensor], known: Tensor) -> None:
+    """Refuse what :meth:`MinimalStatistics.describe` would not say of clean images of this network."""
+    lacking = [name for name in (*MOMENT_SHAPES, *(["within"] if "class_means" in found else [])) if name not in found]
+    if lacking:
+        raise SourceStatsError(f"These source statistics lack {lacking[0]}.", "Make them again.")
+    law = found["law"]
+    shapes = dict.fromkeys(("clean", "spread", "within"), known.shape)
+    shapes["class_means"] = torch.Size((*law.shape, *known.shape))
+    odd = [name for name, shape in shapes.items() if name in found and found[name].shape != shape]
+    odd += [name for name in ("spread", "within") if name in found and bool((found[name] < 0).any())]
+    odd += [] if law.numel() and _are_shares(law, law.dtype) else ["law"]
+    if odd:
+        shape = tuple(found[odd[0]].shape)
+        raise SourceStatsError(
+            f"These source statistics hold {odd[0]} of shape {shape} as no images of this network give it.",
+            "Make them again.",
+        )
 
 
 def _variance(moments: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from offsupport.augment import flip, random_resized_crop
 from offsupport.core.checkpoints import load_tensors, save_tensors
 from offsupport.core.errors import ConfigError, InputError, SourceStatsError, nearest
-from offsupport.core.weights import require_finite
+from offsupport.core.weights import require_finite, require_ordinary
 from offsupport.functional import outer_sums, pooled
 
 _MANIFEST = ("method", "model_sha256", "samples")
@@ -80,6 +80,7 @@ class SourceStats:
         kinds = {"method": str, "model_sha256": str, "samples": int, "provenance": dict, "head": str}
         if set(known) != set(kinds) or not all(type(known[name]) is kind for name, kind in kinds.items()):
             raise SourceStatsError(f"{path} holds no source statistics.", "Make them with offsupport.source_stats().")
+        require_ordinary(tensors, str(path))
         require_finite(tensors, str(path))
         first_norm = tensors.pop(_FIRST_NORM, None)
         calibration, statistics = (_taken(tensors, prefix) for prefix in (_CALIBRATION, _STATISTICS))

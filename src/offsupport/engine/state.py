@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from offsupport.core.checkpoints import load_tensors, save_tensors, tensors_sha256
 from offsupport.core.config import to_dict
 from offsupport.core.errors import FileError
-from offsupport.core.weights import require_finite, require_names, require_values
+from offsupport.core.weights import require_finite, require_names, require_ordinary, require_values
 from offsupport.engine.config import EVENTS, PIXELS, MethodConfig, MethodInfo, Options
 from offsupport.engine.precision import require_convertible
 from offsupport.engine.source_stats import SourceStats
@@ -263,9 +263,15 @@ def require_state(adapter: Lifecycle, tensors: Mapping[str, Tensor], where: str)
     if other:
         types = f"{given[other[0]].dtype}, and this adapter has {fixed[other[0]].dtype}"
         raise FileError(f"{where} holds {other[0]} as {types}.", _AGAIN)
+    require_ordinary(given, where)
     require_finite({name: given[name] for name in wanted if name not in fixed}, where)
     _require_generator(given["generator"], where)
-    return Snapshot.from_flat(given)
+    snapshot = Snapshot.from_flat(given)
+    odd = adapter.misfit(snapshot.memory)
+    if odd is not None:
+        shape = tuple(snapshot.memory[odd].shape)
+        raise FileError(f"{where} holds memory/{odd} of shape {shape} as no stream of images leaves it.", _AGAIN)
+    return snapshot
 
 
 def _without_projection(adapter: Lifecycle, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -369,6 +375,14 @@ class Lifecycle(nn.Module):
     def predicting_parameters(self) -> Mapping[str, Tensor]:
         """Return the adapted parameters that predictions are made by, by name; with a teacher, the teacher's."""
         return self.parameters_adapted
+
+    def misfit(self, memory: Mapping[str, Tensor]) -> str | None:
+        """Return the name of something in a memory that no stream leaves there; None where there is nothing.
+
+        What starts with a shape has it by then. An adapter that remembers what gets its shape from the stream, and
+        depends on it, says here what that may be.
+        """
+        return None
 
     def optimizers(self) -> dict[str, Optimizer]:
         """Return the optimisers by what stands before a parameter's name in a snapshot: one, without a mark."""

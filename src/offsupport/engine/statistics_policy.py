@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -53,6 +53,10 @@ class StatisticsPolicy:
     def initial_memory(self) -> dict[str, Tensor]:
         """Return what it remembers, at its start."""
         return {}
+
+    def misfit(self, memory: Mapping[str, Tensor]) -> str | None:
+        """Return the name of something in a memory that no stream leaves there; None where there is nothing."""
+        return None
 
     def use(self, images: int) -> None:
         """Put into force what a pass of so many images is normalised by."""

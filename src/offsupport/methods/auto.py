@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from offsupport.core.errors import ModelError
+from offsupport.core.errors import ModelError, SourceStatsError
 from offsupport.engine.adapter import Adapter, StepRejected, all_finite, require_finite_loss
 from offsupport.engine.config import MethodInfo, require
 from offsupport.engine.minimal_statistics import MinimalConfig, MinimalStatistics
 from offsupport.engine.registry import register_method
 from offsupport.engine.statistics_policy import StatisticsPolicy
 from offsupport.functional import as_rows, mutual_information
-from offsupport.monitor.alarms import RECENT, labels_of, order_score
+from offsupport.monitor.alarms import RECENT, are_labels, labels_of, order_score
 from offsupport.monitor.calibration import BATCH, SIMULATED, simulated_shifts
 from offsupport.nn.inspect import HALF
 from offsupport.nn.projected import encoder_parameters
@@ -104,7 +104,10 @@ class Auto(Adapter):
     def choose_statistics(self) -> StatisticsPolicy:
         """Return the minimal change, or where there is no batch norm that keeps statistics, those of the source."""
         found = dict(self.source.tensors) if self.source else {}
-        self.share = float(found.pop("share", torch.tensor(UNKNOWN_SHARE)))
+        share = found.pop("share", torch.tensor(UNKNOWN_SHARE))
+        if share.dim() or not 0 <= float(share) < 1:
+            raise SourceStatsError("These source statistics hold a share outside [0, 1).", "Make them again.")
+        self.share = float(share)
         try:
             return MinimalStatistics(self.model, self.norm_statistics, found, self.config, self.options.trusted)
         except ModelError:
@@ -117,6 +120,13 @@ class Auto(Adapter):
             "velocity": torch.empty(0),
             "calm": torch.empty(0, dtype=torch.long),
         }
+
+    def misfit(self, memory: Mapping[str, Tensor]) -> str | None:
+        """Return the name of something in a memory that no stream leaves there; None where there is nothing."""
+        whole = torch.cat([torch.empty(0), *(weight.flatten() for weight in self.encoder.values())])
+        steps = {name: memory[name] for name in ("weights", "velocity") if memory[name].numel()}
+        odd = (name for name, each in steps.items() if (each.shape, each.dtype) != (whole.shape, whole.dtype))
+        return next(odd, None if are_labels(memory["calm"]) else "calm") or super().misfit(memory)
 
     @property
     def encoder(self) -> dict[str, Tensor]:

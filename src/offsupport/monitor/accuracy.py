@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from offsupport.core.errors import InputError
+from offsupport.core.errors import InputError, SourceStatsError
 from offsupport.monitor.alarms import order_score, quarrel
 from offsupport.monitor.calibration import Calibration, Floats, Scale, marks_of, rows_of
 from offsupport.monitor.neighbours import Bursts, Chain, label_bursts, label_chain
@@ -438,6 +438,19 @@ class LastAnswers:
             "moments": torch.empty(0),
         }
 
+    def misfit(self, memory: Mapping[str, Tensor]) -> str | None:
+        """Return the name of something that :meth:`add` leaves in no stream; None where there is nothing."""
+        answers, marked, moments = (memory[name] for name in self.initial())
+        clean = None if self.calibration is None else self.calibration.clean
+        width = moments.numel() if clean is None else 2 + sum(clean.widths)
+        fits = {
+            "answers": not answers.numel() or (answers.dim() == 3 and answers.shape[1] == 2),
+            "marked": marked.dim() == 1,
+            # The first two are the weights of the images, and the sum of their squares.
+            "moments": not moments.numel() or (moments.shape == (width,) and float(moments[:2].min()) > 0),
+        }
+        return next((name for name, good in fits.items() if not good), None)
+
     def add(
         self, memory: Mapping[str, Tensor], x: Tensor, adapted: Tensor, source: Tensor, seen: Tensor, widths: list[int]
     ) -> dict[str, Tensor]:
@@ -447,6 +460,12 @@ class LastAnswers:
         past = memory["answers"].to(new.device)
         answers = torch.cat([past, new])[-WINDOW * per_image :] if past.shape[1:] == new.shape[1:] else new
         marked = torch.cat([memory["marked"].cpu(), self._marked(x)])[-WINDOW:]
+        if self.calibration is not None and len(self.calibration.law) != new.shape[2]:
+            raise SourceStatsError(
+                f"These source statistics are of {len(self.calibration.law)} classes, and the model has "
+                f"{new.shape[2]}.",
+                "Make them again.",
+            )
         moments, clean = memory["moments"], None if self.calibration is None else self.calibration.clean
         if clean is not None and clean.fits(seen) and list(clean.widths) == widths:
             moments = fold(moments, clean.difference(seen, source))

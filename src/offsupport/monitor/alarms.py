@@ -29,6 +29,8 @@ ALARMS: tuple[Alarm, ...] = get_args(Alarm)
 
 RECENT = 256
 """Predictions in which repeats are counted."""
+MOST_CLASSES = 1 << 20
+"""More classes than any network tells apart; what a file calls a label is below it."""
 LAGS = 16
 """How far apart two images of a repeat may be: batch statistics blur runs of single images, not stretches of them."""
 GRID = 4
@@ -92,6 +94,13 @@ def labels_of(logits: Tensor) -> Tensor:
     """Return the predicted class of each image, (N,); of dense predictions the most frequent one."""
     labels = logits.argmax(1)
     return labels if labels.dim() == 1 else labels.flatten(1).mode(1).values
+
+
+def are_labels(found: Tensor) -> bool:
+    """Tell whether a tensor holds predicted classes, (N,): counting any other numbers could take all memory."""
+    if found.dim() != 1 or found.dtype != torch.long:
+        return False
+    return not len(found) or (int(found.min()) >= 0 and int(found.max()) < MOST_CLASSES)
 
 
 def repeats(labels: Tensor, lags: int = LAGS) -> float:
@@ -192,6 +201,19 @@ class Alarms:
             "looked": torch.zeros((), dtype=torch.long),
             "waiting": torch.empty(0),
         }
+
+    @staticmethod
+    def misfit(state: Mapping[str, Tensor]) -> str | None:
+        """Return the name of something that :meth:`observe` leaves in no stream; None where there is nothing."""
+        seen, usual = state["collapse"], state["usual"]
+        fits = {
+            "collapse": not seen.numel() or (seen.dim() == 2 and len(seen) == 2 and float(seen.min()) >= 0),
+            "usual": not usual.numel() or (usual.shape == seen.shape[1:] and float(usual.min()) >= 0),
+            "recent": are_labels(state["recent"]),
+            "looks": state["looks"].dim() == 2 or not state["looks"].numel(),
+            "waiting": state["waiting"].dim() == 2 or not state["waiting"].numel(),
+        }
+        return next((name for name, good in fits.items() if not good), None)
 
     def observe(
         self,

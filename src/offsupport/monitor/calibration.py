@@ -19,8 +19,8 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import binom
 from torch import Tensor
 
-from offsupport.core.errors import InputError
-from offsupport.monitor.shift import CleanMoments
+from offsupport.core.errors import InputError, SourceStatsError
+from offsupport.monitor.shift import CLEAN_NAMES, CleanMoments, are_clean_moments
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -186,6 +186,9 @@ class Scale:
         return self._shrunk(share * (1 + crowded(law, len(logits))))
 
 
+SCALE_NUMBERS = len(dataclasses.fields(Scale))
+
+
 @dataclasses.dataclass(frozen=True)
 class Calibration:
     """What is known of a model, and of a method on it, from clean source images.
@@ -250,6 +253,7 @@ class Calibration:
         """Undo :meth:`tensors`; None where there are none."""
         if not tensors:
             return None
+        _require_calibration(tensors)
         scales = {name: _scale(tensors[name]) if name in tensors else None for name in ("source", "adapted")}
         clean = {name.removeprefix("clean/"): t for name, t in tensors.items() if name.startswith("clean/")}
         return Calibration(
@@ -262,6 +266,37 @@ class Calibration:
             clean=CleanMoments.of(clean) if clean else None,
             marks=tensors["marks"].cpu().numpy(),
             size=tuple(int(side) for side in tensors["size"]),
+        )
+
+
+def _require_calibration(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that no calibration gives, as a file may hold them."""
+    lacking = [name for name in ("law", "benefit", "entropies", "marks", "size") if name not in tensors]
+    scales = [tensors[name] for name in ("source", "adapted") if name in tensors]
+    clean = {name.removeprefix("clean/"): t for name, t in tensors.items() if name.startswith("clean/")}
+    lacking += [f"clean/{name}" for name in CLEAN_NAMES if clean and name not in clean]
+    if lacking:
+        raise SourceStatsError(f"These source statistics lack calibration//{lacking[0]}.", "Make them again.")
+    law, whole = tensors["law"], (tensors["marks"], tensors["size"])
+    good = {
+        "law": law.dim() == 1
+        and law.numel() > 0
+        and float(law.min()) >= 0
+        and abs(float(law.double().sum()) - 1) < 0.01,
+        "benefit": tensors["benefit"].shape == (2,),
+        "entropies": tensors["entropies"].dim() == 1 and tensors["entropies"].numel() > 1,
+        "marks and size": all(each.dim() == 1 and each.dtype == torch.long for each in whole),
+        # Temperature and slope divide; files of before have one number less.
+        "scales": all(
+            each.shape in ((SCALE_NUMBERS,), (SCALE_NUMBERS - 1,)) and float(each[[0, 4, 5]].min()) > 0
+            for each in scales
+        ),
+        "clean": not clean or are_clean_moments(clean, law.numel()),
+    }
+    odd = [name for name, fits in good.items() if not fits]
+    if odd:
+        raise SourceStatsError(
+            f"The calibration in these source statistics has {odd[0]} that no images give.", "Make them again."
         )
 
 

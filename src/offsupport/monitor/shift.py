@@ -112,6 +112,20 @@ class CleanMoments:
         return CleanMoments(tensors["means"], tensors["spread"], widths, int(tensors["samples"]))
 
 
+CLEAN_NAMES = tuple(field.name for field in dataclasses.fields(CleanMoments))
+
+
+def are_clean_moments(tensors: Mapping[str, Tensor], classes: int) -> bool:
+    """Tell whether tensors could be those of :class:`CleanMoments`, of a network with so many classes."""
+    means, spread, widths, samples = (tensors[name] for name in CLEAN_NAMES)
+    sides = means.dim() == 2 and len(means) in (1, classes) and spread.shape == means.shape[1:]
+    floats = means.is_floating_point() and spread.is_floating_point()
+    if not (sides and floats and widths.dim() == 1 and widths.dtype == torch.long and not samples.dim()):
+        return False
+    whole = len(widths) > 0 and int(widths.min()) > 0 and int(widths.sum()) == len(spread)
+    return whole and float(spread.min()) > 0 and float(samples) >= 1
+
+
 def _floored(spread: Tensor, widths: Iterable[int]) -> Tensor:
     """Keep dead channels from dividing by zero: each gets a thousandth of its layer's mean."""
     return torch.cat([part + 1e-3 * part.mean() + 1e-12 for part in torch.split(spread, list(widths))])

@@ -156,6 +156,7 @@ class Service:
             )
         self._streams: collections.OrderedDict[str, Stream] = collections.OrderedDict()
         self._lock = threading.RLock()
+        self._saving = threading.Lock()
         self._in_hand = 0
         self._coming: collections.Counter[str] = collections.Counter()
         self._closing = threading.Event()
@@ -333,7 +334,7 @@ class Service:
     def _evict(self) -> Adapter:
         """Forget the stream that was used least recently, and return its adapter as it was at the start."""
         for key, stream in self._streams.items():
-            if stream.idle:
+            if stream.idle and not stream.being_saved:
                 del self._streams[key]
                 stream.close()
                 self.evicted += 1
@@ -364,17 +365,33 @@ class Service:
         """Write what streams have learnt, each file whole or not at all; streams without news are not written again."""
         if self._state is None or self.read_only:
             return
-        with self._lock:
+        with self._saving:
             streams = self.streams
             before = {entry["key"] for entry in _read_index(self._state)}
-        for stream in streams:
-            if stream.unsaved or stream.key not in before:
-                stream.save(self._state / file_of(stream.key))
-        entries = [{"key": stream.key, "frozen": stream.frozen} for stream in streams]
-        write_json(self._state / INDEX, {"offsupport": "streams", "streams": entries})
-        for key in before - {stream.key for stream in streams}:
-            (self._state / file_of(key)).unlink(missing_ok=True)
-        self.saved = time.time()
+            for stream in streams:
+                if stream.unsaved or stream.key not in before:
+                    self._save_stream(stream, self._state / file_of(stream.key))
+            with self._lock:
+                kept = [stream for stream in streams if self._is_there(stream)]
+            entries = [{"key": stream.key, "frozen": stream.frozen} for stream in kept]
+            write_json(self._state / INDEX, {"offsupport": "streams", "streams": entries})
+            for key in (before | {stream.key for stream in streams}) - {stream.key for stream in kept}:
+                (self._state / file_of(key)).unlink(missing_ok=True)
+            self.saved = time.time()
+
+    def _save_stream(self, stream: Stream, path: Path) -> None:
+        """Write what a stream has learnt, unless it made room: its adapter may have learnt from another one since."""
+        with self._lock:
+            if not self._is_there(stream):
+                return
+            stream.being_saved = True  # so that it does not make room meanwhile; nobody else waits for the disk
+        try:
+            stream.save(path)
+        finally:
+            stream.being_saved = False
+
+    def _is_there(self, stream: Stream) -> bool:
+        return self._streams.get(stream.key) is stream
 
     def _take_up(self) -> None:
         """Hold the folder of state for this process, and go on with the streams in it."""
@@ -480,6 +497,7 @@ def _read_index(folder: Path) -> list[dict[str, Any]]:
         and isinstance(entry.get("frozen"), bool)
         for entry in entries
     )
+    good = good and len({entry["key"] for entry in entries}) == len(entries)
     if not good:
         raise FileError(f"{path} lists no streams.", "Delete it: the service then begins anew.")
     return list(entries)

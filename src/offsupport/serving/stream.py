@@ -153,6 +153,7 @@ class Stream:
         self.names = names
         self.limits = limits
         self.frozen = False
+        self.being_saved = False
         self.unsaved = False
         """Whether anything happened since the last save."""
         self.images = self.batches = self.resets = 0

@@ -26,9 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import uvicorn
 from fastapi import FastAPI, Request
@@ -42,6 +43,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from offsupport.core.errors import ConfigError, InputError, OffsupportError
 from offsupport.core.files import parse_json
@@ -49,6 +51,7 @@ from offsupport.core.version import __version__
 from offsupport.data.pictures import encode_jpeg
 from offsupport.monitor import Estimate, Interval
 from offsupport.serving.service import (
+    CHANNELS,
     DEFAULT_STREAM,
     BrokenImagesError,
     ReadOnlyError,
@@ -152,7 +155,38 @@ def make_server(app: FastAPI) -> uvicorn.Server:
     """Return a server of an application, at a free port of this machine unless it is given a socket."""
     # The service has a log of its own, in which every line is JSON.
     quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "lifespan": "off"}
-    return uvicorn.Server(uvicorn.Config(app, port=0, timeout_graceful_shutdown=GRACE, **quiet))
+    return uvicorn.Server(
+        uvicorn.Config(app, port=0, http=Patient, ws="none", timeout_graceful_shutdown=GRACE, **quiet)
+    )
+
+
+class Patient(H11Protocol):
+    """A connection that is given up where a request does not begin, or an answer is not taken: uvicorn would wait.
+
+    It is the protocol of h11 whatever is installed, since that bounds the head of a request.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to look."""
+        super().connection_made(transport)
+        self._wait((None, True))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop looking."""
+        self._looking.cancel()
+        super().connection_lost(exc)
+
+    def _wait(self, seen: tuple[object, bool]) -> None:
+        self._looking = self.loop.call_later(PATIENCE, self._look, seen)
+
+    def _look(self, before: tuple[object, bool]) -> None:
+        """Hang up if all this time the sender was to act: to send a head, or to take an answer that had begun."""
+        cycle = self.cycle
+        now = cycle, cycle is None or cycle.response_started
+        if now == before and now[1]:
+            self.transport.abort()
+        else:
+            self._wait(now)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -229,7 +263,7 @@ class Gate:
         if self.loopback and not _names_this_machine(host):
             return _sentence(403, "This service is for this machine alone.", "Ask it as localhost.")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _split(origin).netloc != host:
             return _sentence(403, "Pages of other sites cannot use this service.", "Use its own page.")
         if self.token is not None and path not in OPEN_PATHS:
             kind, _, given = headers.get("authorization", "").partition(" ")
@@ -250,8 +284,16 @@ class Gate:
 
 
 def _names_this_machine(host: str) -> bool:
-    name = urlsplit(f"//{host}").hostname or ""
+    name = _split(f"//{host}").hostname or ""
     return name == "localhost" or is_loopback(name)
+
+
+def _split(address: str) -> SplitResult:
+    """Return the parts of an address; what is none, such as half of a bracket, has no parts."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return urlsplit("")
 
 
 _HEADERS = [
@@ -322,8 +364,7 @@ class _Handlers:
         began, key = time.perf_counter(), _key(request)
         with self.service.admit(key) as let_in:
             body = await _read_body(request, self.service.limits.size)
-            images = await _images_of(request, body, self.service)
-            line = await _in(self.decoders, let_in.submit, images)
+            line = await _in(self.decoders, let_in.submit, _images_of(request, body, self.service))
             answers = await asyncio.wrap_future(line)
         self.latency.observe(time.perf_counter() - began)
         request.scope["offsupport"] = {"stream": key, "images": len(answers)}
@@ -416,14 +457,13 @@ def _too_long(most: int) -> TooLargeError:
     return TooLargeError(f"A request may have {most:,} bytes.", "Send smaller images, or several requests.")
 
 
-async def _images_of(request: Request, body: bytes, service: Service) -> Callable[[], Tensor]:
+def _images_of(request: Request, body: bytes, service: Service) -> Callable[[], Tensor]:
     """Return what reads the images of a body, for another thread."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        files = await _files_of(request, body, service.limits.images)
-        return lambda: service.read(files)
+        return lambda: service.read(asyncio.run(_files_of(request, body, service.limits.images)))
     if kind == "application/json":
-        return lambda: service.read(_arrays(body))
+        return lambda: service.read(_arrays(body, service))
     if kind.startswith("image/"):
         return lambda: service.read([body])
     raise InputError(
@@ -436,6 +476,18 @@ class _InMemory(MultiPartParser):
     """Keeps files in memory, which the size of a request bounds: none is ever written to disk."""
 
     spool_max_size = 1 << 40
+    inside = False
+    """Whether a part has begun and not ended."""
+
+    def on_part_begin(self) -> None:
+        """Note that a part begins."""
+        super().on_part_begin()
+        self.inside = True
+
+    def on_part_end(self) -> None:
+        """Note that it is whole."""
+        super().on_part_end()
+        self.inside = False
 
 
 async def _files_of(request: Request, body: bytes, most: int) -> list[bytes]:
@@ -443,9 +495,12 @@ async def _files_of(request: Request, body: bytes, most: int) -> list[bytes]:
 
     async def chunks() -> AsyncGenerator[bytes, None]:
         yield body
+        if parser.inside:  # it would be left out, and the answers be fewer than the images
+            raise MultiPartException("The last part is not whole.")
 
+    parser = _InMemory(request.headers, chunks(), max_files=most, max_fields=0)
     try:
-        form = await _InMemory(request.headers, chunks(), max_files=most, max_fields=0).parse()
+        form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
         if isinstance(error, MultiPartException) and "Too many files" in error.message:
             raise TooLargeError(f"A request may have {most} images.", "Send several requests.") from None
@@ -461,25 +516,43 @@ async def _files_of(request: Request, body: bytes, most: int) -> list[bytes]:
         await form.close()
 
 
-def _arrays(body: bytes) -> Tensor:
+def _arrays(body: bytes, service: Service) -> Tensor:
     """Return the images of a JSON object: numbers in [0, 1], (N, channels, rows, columns)."""
-    wrong = InputError(
-        f"JSON must be an object with '{FIELD}': a list of images, each as channels, rows and columns of numbers.",
-        'For example {"images": [[[[0.5, ...], ...], ...]]}, which x.tolist() of a tensor gives.',
-    )
+    most = service.limits.images
+    # What has fewer commas has fewer values of any kind: small bodies can hold lists that take gigabytes.
+    if body.count(b",") > most * CHANNELS * service.size**2:
+        raise TooLargeError(
+            f"The body has more numbers than {most} images of {service.size}x{service.size}, which are the most.",
+            "Send smaller images, or several requests.",
+        )
     try:
         value = parse_json(body)
     except (ValueError, UnicodeDecodeError) as error:
         raise InputError(f"The body is not JSON ({str(error)[:200]}).", "Send application/json.") from None
-    if not isinstance(value, dict) or set(value) != {FIELD} or not isinstance(value[FIELD], list):
-        raise wrong
     try:
-        found = np.array(value[FIELD])
-    except ValueError:  # rows of several lengths
-        raise wrong from None
-    if found.dtype.kind not in "fiu" or found.ndim != 4:
-        raise wrong
-    return torch.from_numpy(found.astype(np.float32))
+        return torch.from_numpy(_numbers(value))
+    except ValueError:
+        raise InputError(
+            f"JSON must be an object with '{FIELD}': a list of images, each as channels, rows and columns of numbers.",
+            'For example {"images": [[[[0.5, ...], ...], ...]]}, which x.tolist() of a tensor gives.',
+        ) from None
+
+
+def _numbers(value: Any) -> npt.NDArray[np.float64]:
+    """Return the images of a JSON value, or raise a ValueError; NumPy is shown nothing but numbers.
+
+    Of texts it would make an array in which each takes as much as the longest.
+    """
+    if not isinstance(value, dict) or set(value) != {FIELD}:
+        raise ValueError
+    level = [value[FIELD]]
+    for _ in range(4):
+        if not all(isinstance(each, list) for each in level):
+            raise ValueError
+        level = [one for each in level for one in each]
+    if not level or any(type(each) not in (int, float) for each in level):
+        raise ValueError
+    return np.array(value[FIELD], dtype=np.float64)  # a ValueError where rows have several lengths
 
 
 # What the page and the metrics are made of.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import re
 import time
 import warnings
 from collections import Counter
@@ -66,6 +67,11 @@ BLOCK = 50
 LOOK = 64
 """Images that are shown to the source model at a time, where only this table watches it."""
 
+STAGE = re.compile(r"clean|[\w-]+/\d{1,2}", re.ASCII)
+"""What a stream visits."""
+MOST_CYCLES = 10_000
+"""A stream does not visit its stages more often."""
+
 # What a cell computes.
 
 
@@ -99,6 +105,15 @@ class RegretConfig(Images):
     """Images per batch."""
     threads: int = 1
     """Threads of the computation."""
+
+    def __post_init__(self) -> None:
+        # A cell may come from anybody's file: what no grid of ours says is refused before a stream is made of it.
+        if not self.stages or not all(isinstance(name, str) and STAGE.fullmatch(name) for name in self.stages):
+            raise ConfigError(f"The stages are {self.stages}.", "Each is 'clean', or like 'fog/5'.")
+        for name, least, most in (("cycles", 1, MOST_CYCLES), ("episode", 0, None), ("batch_size", 1, None)):
+            if getattr(self, name) < least or (most is not None and getattr(self, name) > most):
+                limit = f"at least {least}" if most is None else f"from {least} to {most:,}"
+                raise ConfigError(f"{name} is {getattr(self, name)}.", f"It must be {limit}.")
 
     def cell(self) -> Cell:
         """Return the cell of these settings."""
