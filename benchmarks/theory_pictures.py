@@ -1,4 +1,4 @@
-"""Draw pictures of docs/findings.md and docs/leaderboard.md from stored results: python benchmarks/theory_pictures.py."""
+"""Draw pictures of docs/ from the stored results: python benchmarks/theory_pictures.py."""
 
 from __future__ import annotations
 
