@@ -1,7 +1,8 @@
 """How fast the corruptions are, beside plain per-image loops of the same mathematics and bare random draws.
 
-Run ``python benchmarks/corruptions.py [--json] [--side 224] [--only defocus_blur]``. The sides take turns in one process on one thread; seconds
-are processor time, and the best of several rounds counts. The loops are those the tests compare the pixels with.
+Run ``python benchmarks/corruptions.py [--json] [--side 224] [--only defocus_blur]``. Batches and loops take turns in
+one process on one thread; seconds are processor time, and the best of several rounds counts. The loops are those the
+tests compare the pixels with.
 """
 
 from __future__ import annotations
