@@ -1,7 +1,8 @@
-"""How fast the corruptions are at 32 px, beside plain per-image loops of the same mathematics and bare random draws.
+"""How fast the corruptions are, beside plain per-image loops of the same mathematics and bare random draws.
 
-Run ``python benchmarks/corruptions.py [--json]``. The sides take turns in one process on one thread; seconds
-are processor time, and the best of several rounds counts. The loops are those the tests compare the pixels with.
+Run ``python benchmarks/corruptions.py [--json] [--side 224] [--only defocus_blur]``. Batches and loops take turns in
+one process on one thread; seconds are processor time, and the best of several rounds counts. The loops are those the
+tests compare the pixels with.
 """
 
 from __future__ import annotations
@@ -35,8 +36,17 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--images", type=int, default=512, help="images per batched measurement")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, of which the best counts")
+    parser.add_argument("--side", type=int, default=32, help="pixels of a side")
+    parser.add_argument(
+        "--only", default="", help="these beside their loops and nothing else, with commas between them"
+    )
     options = parser.parse_args()
-    images = synthetic_images(options.images)
+    images = synthetic_images(options.images, options.side)
+    if options.only:
+        rows = [beside_loop(name, images, options.rounds) for name in options.only.split(",")]
+        result = {"side": options.side, "severity": SEVERITY, "loops": rows}
+        print(json.dumps(result, indent=1) if options.json else as_text(result))
+        return
     with progress("corruptions", len(ALL) + len(NOISES) + len(STANDARD)) as advance:
         loops = [_advance(advance, beside_loop(name, images, options.rounds)) for name in ALL]
         noise = [_advance(advance, beside_draws(name, images, options.rounds)) for name in NOISES]
@@ -128,6 +138,8 @@ def as_text(result: dict[str, Any]) -> str:
         loop = f"{row['loop_images_per_second']:10.0f} {row['times_faster']:7.1f}x" if "loop_seconds" in row else ""
         wanted = "  (at least 5x)" if row["corruption"] in AT_LEAST_FIVE else ""
         lines.append(f"{row['corruption']:18} {row['images_per_second']:10.0f} {loop}{wanted}")
+    if "noise" not in result:
+        return "\n".join(lines)
     lines.append("")
     lines.append(f"{'noise':18} {'seconds':>10} {'draws':>10} {'ratio':>8} {'own draws':>10} {'ratio':>8}")
     for row in result["noise"]:

@@ -9,6 +9,9 @@ what the paper prints behind what was measured, columns downwards; ``averages`` 
 and seconds from the cells and memory from results/memory.json; ``gates`` has them with gates and ranks of the sparsity
 constraint; ``candidates`` has what was tried for each method. The name of a listing (``<!-- regret summary -->``) has
 its lines, with ``: NAMES`` behind it those that begin with one of the names.
+``<!-- protocols overview -->`` has errors by protocol, the best in bold, and ``<!-- protocols boards -->`` a heading,
+a command and a table for each protocol that was run.
+``<!-- incumbent rows -->`` has times beside another library, ``<!-- overhead_peers rows -->`` those over bare passes,
 ``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels,
 ``<!-- dense_attempts attempts -->`` attempts on dense shifts, ``<!-- readings vae -->`` the readings of one estimator,
 ``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- minimal_rule errors -->`` what `minimal`
@@ -26,6 +29,7 @@ import json
 import re
 import statistics
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +77,8 @@ def write_tables(text: str, results: Path = ROOT / "results") -> str:
         payload = stored(results / name)
         if group in BY_CELL:
             return before + "".join(f"{line}\n" for line in BY_CELL[group](payload["rows"], results, name)) + after
+        if name == "protocols" and group in BOARDS:
+            return before + "".join(f"{line}\n" for line in BOARDS[group](payload)) + after
         if group in payload and group not in ("rows", "claims"):
             return before + "".join(f"{line}\n" for line in _listed(payload[group], methods)) + after
         if methods:
@@ -321,6 +327,62 @@ def _hours(payload: dict[str, Any]) -> list[str]:
     return _markdown(["GPU hours", "passes", *totals], [*body, whole])
 
 
+def _overview(payload: dict[str, Any]) -> list[str]:
+    """Return errors by protocol; in bold those that lead, or err by so little more that it could be chance."""
+    columns = list(payload["overview"][0])
+    usual = Counter(line["network"] for line in payload["leaderboard"]).most_common(1)[0][0]
+    leads = {
+        (line["method"], line["protocol"] + (f", {line['network']}" if line["network"] != usual else ""))
+        for line in payload["leaderboard"]
+        if line["leads"]
+    }
+    body = []
+    for line in payload["overview"]:
+        words = {column: _short(line[column], 2 if column.startswith("ms") else 1) for column in columns}
+        words |= {column: f"**{words[column]}**" for column in columns if (line["method"], column) in leads}
+        body.append([f"`{words['method']}`", *(words[column] for column in columns[1:])])
+    return _markdown([column.replace("-", " ") for column in columns], body)
+
+
+def _short(value: str | float | None, digits: int) -> str:
+    return value if isinstance(value, str) else "" if value is None else f"{value:.{digits}f}"
+
+
+def _boards(payload: dict[str, Any]) -> list[str]:
+    """Return a heading, a command and a table for each protocol and network that anything was run on."""
+    boards: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in payload["leaderboard"]:
+        boards.setdefault((line["protocol"], line["network"]), []).append(line)
+    text: list[str] = []
+    for key, found in boards.items():
+        methods = dict.fromkeys(re.findall(r"--methods (\S+)", " ".join(line["command"] for line in found)))
+        command = re.sub(r"--methods \S+", f"--methods {','.join(methods)}", found[0]["command"])
+        (part,) = re.findall(r"--parts (\S+)", command)
+        (stream,) = [line for line in payload["streams"] if (line["protocol"], line["network"]) == key]
+        reset = "never reset" if stream["reset"] == "never" else f"reset {stream['reset']}"
+        about = f"{stream['images']:,} images in batches of {stream['batch']} for the `{key[1]}` network, {reset}."
+        heads = ["method", "error, %", "95 % interval", "forward", "backward", "ms per image", "MB", "frontier"]
+        text += ["", f"### {part}", "", about, "", "```", command, "```", ""]
+        text += _markdown(heads, [_board_line(line) for line in found])
+    return [*text, ""]
+
+
+def _board_line(line: dict[str, Any]) -> list[str]:
+    error, memory = f"{line['error, %']:.1f}", line["MB"]
+    costs = (line["forward"], line["backward"], line["ms per image"])
+    return [
+        f"`{line['method']}`",
+        f"**{error}**" if line["leads"] else error,
+        line["95 % interval"],
+        *(f"{cost:.2f}" for cost in costs),
+        "" if memory is None else f"{memory:.0f}",
+        line["frontier"],
+    ]
+
+
+BOARDS = {"overview": _overview, "boards": _boards}
+
+
 def _candidates(rows: list[dict[str, Any]]) -> list[str]:
     """A line per method: the average error of each of its candidates, the lowest in bold."""
     tried: dict[str, dict[str, float]] = {}
@@ -461,7 +523,40 @@ def _streaming(rows: list[dict[str, Any]]) -> list[str]:
     )
 
 
+def _over_passes(rows: list[dict[str, Any]]) -> list[str]:
+    """Return processor time of methods over that of the passes they make."""
+    body = [
+        [row["method"], f"{row['passes']['forward']} + {row['passes']['backward']}", f"{row['ratio_cpu']:.2f}"]
+        for row in rows
+    ]
+    return _markdown(["method", "passes of a batch of 128, forward + backward", "time over that of the passes"], body)
+
+
+def _beside(rows: list[dict[str, Any]]) -> list[str]:
+    """Return our processor time over another library's, and how far both predict the same."""
+    heads = [
+        "method",
+        "our time over theirs",
+        "ours, ms a batch",
+        "same labels, %",
+        "largest difference of a probability",
+    ]
+    body = [
+        [
+            row["method"],
+            f"{row['ratio_cpu']:.2f}",
+            f"{1000 * row['seconds']:.0f}",
+            f"{100 * row['same_labels']:.1f}",
+            f"{row['largest_gap']:.0e}",
+        ]
+        for row in rows
+    ]
+    return _markdown(heads, body)
+
+
 OF_FILES = {
+    ("incumbent", "rows"): _beside,
+    ("overhead_peers", "rows"): _over_passes,
     ("streaming", "ratios"): _streaming,
     ("shift_score", "goals"): lambda payload: _shift_scores(payload["models"]),
     ("method", "table"): lambda _: _methods(),

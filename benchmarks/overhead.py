@@ -1,9 +1,10 @@
 """What a method costs beside the passes through the network that its mathematics needs.
 
-For each method one network (ResNet-18, CIFAR stem) is run twice: wrapped by ``offsupport.adapt``, and bare, as the
-forward and backward passes alone, written plainly below, with the same ``requires_grad`` flags and the same
-batch-norm statistics. Optimiser, filters, guard, snapshot and collapse monitor are what the ratio shows. A method
-with ``+sc`` is compared with the method without it, wrapped as well; ``over`` says what a ratio is over.
+For each method one network (ResNet-18, CIFAR stem; for ``foa`` a small vision transformer) is run twice: wrapped by
+``offsupport.adapt``, and bare, as the forward and backward passes alone, written plainly below, with the same
+``requires_grad`` flags and the same batch-norm statistics. Optimiser, filters, views, guard, snapshot and collapse
+monitor are what the ratio shows. A method with ``+sc`` is compared with the method without it, wrapped as well;
+``over`` says what a ratio is over.
 
 All sides take turns in one process, in an order that rotates from round to round, so that other load on the machine
 falls on all of them alike. ``ratio`` is the ratio of the median times over the rounds, ``ratio_paired`` the median of
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 import offsupport
 from offsupport.core.progress import progress
 from offsupport.methods import Adapter
-from offsupport.nn import WithProjection, resnet18, with_rotation_head
+from offsupport.nn import WithProjection, mae, resnet18, with_rotation_head
 from offsupport.nn.inspect import find_head
 from offsupport.nn.projected import projection_head
 
@@ -130,6 +131,40 @@ def teacher_and_two_views(net: nn.Module, x: Tensor) -> None:
     net.zero_grad()
 
 
+def and_pieces(net: nn.Module, x: Tensor) -> None:
+    """Run the batch back and forth, and once more without."""
+    forward_backward(net, x)
+    forward(net, x)
+
+
+def memory_of_64_with_anchor(net: nn.Module, x: Tensor) -> None:
+    """Run what a teacher's memory takes, and the source model on each 64 of it."""
+    memory_of_64_by_teacher(net, x)
+    for part in torch.split(x, 64):
+        forward(net, part)
+
+
+def batch_and_views(net: nn.Module, x: Tensor) -> None:
+    """Run the batch and views of it, back and forth together."""
+    loss = entropy_loss(net(x)) + entropy_loss(net(x))
+    loss.backward()
+    net.zero_grad()
+
+
+def views_of_teacher_and_student(net: nn.Module, x: Tensor) -> None:
+    """Run four passes of views and one that scores; one view goes back."""
+    for _ in range(3):
+        forward(net, x)
+    forward_backward(net, x)
+    forward(net, x)
+
+
+def candidates(net: nn.Module, x: Tensor) -> None:
+    """Run the batch under 27 candidates and the best so far."""
+    for _ in range(28):
+        forward(net, x)
+
+
 def turns_and_scored_after(net: nn.Module, x: Tensor) -> None:
     """Run as many turned copies as there are images, back from the rotation head, and the images."""
     entropy_loss(net.both(x)[1]).backward()
@@ -150,6 +185,7 @@ class Case:
         images: How many images of a batch it is given; None for all.
         over: The method on the other side, in place of the bare passes.
         extra: Hyper-parameters that only the method has, and not the one on the other side.
+        transformer: Whether the network is a vision transformer, which the method asks for.
     """
 
     name: str
@@ -160,6 +196,7 @@ class Case:
     images: int | None = None
     over: str | None = None
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    transformer: bool = False
 
 
 # A learning rate that leaves the network as it is: every round then does the same work.
@@ -168,6 +205,7 @@ OPEN = {**STEP, "margin": 1.1}
 CASES = (
     Case("source", "source", forward),
     Case("bn", "bn", forward),
+    Case("bn, blended", "bn", forward, {"statistics": "blend"}),
     Case("tent", "tent", forward_backward, STEP),
     Case("shot", "shot", forward_backward, STEP),
     Case("shot, pseudo-labels", "shot", forward_backward, {**STEP, "pseudo_weight": 0.3}),
@@ -185,8 +223,14 @@ CASES = (
     Case("rpl", "rpl", forward_backward, STEP),
     Case("rdumb", "rdumb", forward_backward, {**OPEN, "redundancy": 1.1}),
     Case("roid, no views", "roid", forward_backward, {**STEP, "consistency": False}),
+    Case("roid", "roid", batch_and_views, {**STEP, "weighting": False}),
+    Case("cmf, no views", "cmf", forward_backward, {**STEP, "consistency": False}),
+    Case("deyo", "deyo", and_pieces, {**OPEN, "drop": -1.0}),
     Case("note", "note", memory_of_64, STEP),
     Case("rotta", "rotta", memory_of_64_by_teacher, STEP),
+    Case("petta", "petta", memory_of_64_with_anchor, STEP, source=True),
+    Case("adacontrast", "adacontrast", views_of_teacher_and_student, {**STEP, "bank": 1024, "queue": 1024}),
+    Case("foa", "foa", candidates, source=True, transformer=True),
     Case("cotta, no views", "cotta", source_teacher_student, {**STEP, "sure": 0.0}),
     Case("actmad", "actmad", scored_after, STEP, source=True),
     Case("rmt", "rmt", teacher_and_two_views, STEP, source=True),
@@ -213,6 +257,11 @@ EXPECTED: dict[Passes, tuple[int, int]] = {
     source_teacher_student: (3, 1),
     teacher_and_two_views: (3, 1),
     turns_and_scored_after: (2, 1),
+    and_pieces: (2, 1),
+    memory_of_64_with_anchor: (7, 2),
+    batch_and_views: (2, 1),
+    views_of_teacher_and_student: (5, 1),
+    candidates: (27, 0),  # and from the second batch on the best so far
 }
 
 
@@ -247,9 +296,11 @@ def measure(width: int, batch: int, rounds: int, only: list[str]) -> list[dict[s
     cases = [case for case in CASES if not only or case.method in only]
     torch.manual_seed(0)
     data = [torch.rand(batch, 3, 32, 32) for _ in range(4)]
-    model = network(width, data[0])
-    adapted = [make(case, model, data) for case in cases]
-    others = [other_side(case, model, wrapped, data) for case, wrapped in zip(cases, adapted, strict=True)]
+    models = {False: network(width, data[0]), True: mae("tiny/4", classes=10, head="linear").eval()}
+    adapted = [make(case, models[case.transformer], data) for case in cases]
+    others = [
+        other_side(case, models[case.transformer], wrapped, data) for case, wrapped in zip(cases, adapted, strict=True)
+    ]
     times: list[list[tuple[Timing, Timing]]] = [[] for _ in cases]
     with progress("overhead", rounds + WARM_UP) as advance:
         for r in range(rounds + WARM_UP):

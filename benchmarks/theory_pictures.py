@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/findings.md from the stored results: python benchmarks/theory_pictures.py."""
+"""Draw pictures of docs/ from the stored results: python benchmarks/theory_pictures.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from offsupport.core.files import write_text
 from offsupport.report import figures
+from offsupport.report.frontier import draw
 from offsupport.studies.synthetic import SUPPORT_RADIUS
 
 ROOT = Path(__file__).parents[1]
@@ -39,9 +40,19 @@ def fig3() -> str:
     return figures.curves(series, "error (percent)", "severity of the impulse noise", {})
 
 
-def stored(table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table as they are stored."""
-    rows: list[dict[str, Any]] = json.loads((ROOT / "results" / table / f"{table}.json").read_text())["rows"]
+def leaderboard() -> str:
+    """Return mean error against time, for methods that met all protocols."""
+    points = {
+        line["method"]: (line["ms per image"], line["mean error, %"])
+        for line in stored("protocols", "overview")
+        if line["mean error, %"] is not None
+    }
+    return draw(points)
+
+
+def stored(table: str, listing: str = "rows") -> list[dict[str, Any]]:
+    """Return the rows of a table as they are stored, or the lines of a listing."""
+    rows: list[dict[str, Any]] = json.loads((ROOT / "results" / table / f"{table}.json").read_text())[listing]
     return rows
 
 
@@ -51,7 +62,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the paths as JSON")
     as_json = parser.parse_args().json
     paths = []
-    for name, svg in {"dense": table1("dense"), "sparse": table1("sparse"), "fig3": fig3()}.items():
+    drawn = {"dense": table1("dense"), "sparse": table1("sparse"), "fig3": fig3(), "leaderboard": leaderboard()}
+    for name, svg in drawn.items():
         path = ROOT / "docs" / "pictures" / f"{name}.svg"
         # An image has no page whose colour it could take: a grey that can be read on light and on dark.
         write_text(path, svg.replace("currentColor", "#808080") + "\n")

@@ -14,7 +14,7 @@ from offsupport.bench import Cell, Place, Store, run_cells
 from offsupport.bench.executor import too_long
 from offsupport.bench.ray_cluster import RayCluster
 from offsupport.core.errors import ConfigError
-from offsupport.studies import AdaptConfig
+from offsupport.studies import TABLES, AdaptConfig, TableOptions
 
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.slow, pytest.mark.fault]
@@ -99,6 +99,19 @@ def test_the_command_line_takes_a_cluster(cluster, folders):
         assert done.returncode == 0, done.stderr
         rows.append([(row["method"], row["column"], row["value"]) for row in json.loads(done.stdout)["rows"]])
     assert rows[0] == rows[1]
+
+
+def test_methods_on_protocols_are_the_same_on_two_nodes(cluster, folders):
+    """With a limit that none of them reaches: times differ from node to node, results do not."""
+    local, there = folders
+    asked = TableOptions(methods=("source", "tent", "lame"), parts=("mixed", "sorted"))
+    cells = TABLES["protocols"].cells("smoke", asked)
+    assert len(cells) == 6
+    run_cells(cells, Place(local))
+    summary = run_cells(cells, Place(there), executor=RayCluster(cluster.address), cell_minutes=20.0)
+    assert not summary.failed
+    assert sorted(summary.computed) == sorted(cell.key for cell in cells)
+    assert fingerprints(there, cells) == fingerprints(local, cells)
 
 
 def test_failures_are_told_apart(cluster, folders):

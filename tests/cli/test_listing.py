@@ -1,14 +1,17 @@
 """What there is to choose from, and whether the installation works."""
 
 import json
+import platform
+import re
 
 import pytest
 
 import offsupport
 from offsupport import zoo
-from offsupport.cli.doctor import examine
+from offsupport.cli.doctor import _allocator, examine
 from offsupport.cli.listing import list_
 from offsupport.core.errors import ConfigError
+from offsupport.core.processes import WORKER_VARIABLES
 from offsupport.data.corruptions import CORRUPTIONS
 from offsupport.methods import METHODS
 from offsupport.studies import TABLES
@@ -41,6 +44,17 @@ def test_an_unknown_list_names_the_nearest():
 
 def test_doctor_takes_a_step_and_comes_back():
     assert examine()["adaptation"].startswith("works")
+
+
+def test_doctor_says_how_freed_memory_is_kept(monkeypatch):
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    said = _allocator({})
+    settings = dict(re.findall(r"(MALLOC_\w+)=(\d+)", said))
+    assert len(settings) == 2
+    assert settings.items() <= WORKER_VARIABLES.items()
+    assert _allocator(settings) == "keeps freed memory"
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert _allocator({}) == "that of the system"
 
 
 def test_the_list_of_methods_says_how_to_constrain_them(capsys):

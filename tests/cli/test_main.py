@@ -11,6 +11,7 @@ import time
 import pytest
 
 from offsupport.cli import main
+from offsupport.cli.output import emit_json
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX: sends a signal to one process alone")
 
@@ -126,3 +127,44 @@ def test_a_name_that_the_terminal_cannot_encode_is_printed_in_another_way(monkey
     monkeypatch.setattr(main, "app", lambda: sys.stdout.write("caf\udce9 \u4e2d"))
     main.main()
     assert terminal.buffer.getvalue() == b"caf\\udce9 \\u4e2d"
+
+
+LOUD = """
+import os, sys
+from offsupport.cli import main
+from offsupport.cli.output import emit_json
+from offsupport.cli.output import emit_json
+
+def verb():
+    print("the model")
+    os.system("echo a worker")
+    emit_json({"answer": 1})
+    print("the model again")
+
+main.app = verb
+main.main()
+print("afterwards")
+"""
+
+
+@pytest.mark.parametrize(("words", "out"), [(["--json"], '{\n "answer": 1\n}\nafterwards\n'), ([], None)])
+def test_with_json_nothing_else_stands_on_standard_output(words, out, tmp_path):
+    """Models print, and so do processes and libraries below Python."""
+    script = tmp_path / "verb.py"
+    script.write_text(LOUD)
+    done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    if out is None:
+        assert "the model" in done.stdout
+    else:
+        assert done.stdout == out
+        assert " ".join(done.stderr.split()) == "the model a worker the model again"
+
+
+def test_answers_reach_who_took_the_place_of_standard_output(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["offsupport", "list", "methods", "--json"])
+    monkeypatch.setattr(main, "app", lambda: (print("the model"), emit_json([1])))
+    main.main()
+    assert tuple(capsys.readouterr()) == ("[\n 1\n]\n", "the model\n")
+    print("afterwards")
+    assert capsys.readouterr().out == "afterwards\n"

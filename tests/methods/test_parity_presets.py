@@ -66,7 +66,17 @@ PUBLISHED |= {
     ("rmt", "imagenet"): {"optimizer": "sgd", "lr": 1e-2, "momentum": 0.9},
     ("ttt", "cifar10"): {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.0, "copies": 32, "tune": "encoder-and-head"},
     ("actmad", "cifar10"): {"optimizer": "sgd", "lr": 1e-2, "maps": "position"},
+    ("actmad", "cifar100"): {"optimizer": "sgd", "lr": 1e-3},
+    ("actmad", "imagenet"): {"optimizer": "sgd", "lr": 2.5e-4},
+    ("adacontrast", "cifar10"): {"optimizer": "sgd", "lr": 2e-4, "bank": 16384, "queue": 16384, "neighbours": 10},
+    ("adacontrast", "imagenet"): {"lr": 2e-4, "temperature": 0.07, "decay": 0.999, "vote_after": 1024},
+    ("deyo", "cifar10"): ADAM | {"margin": 0.5, "drop": 0.2},
+    ("petta", "imagenet"): ADAM | {"loss": "cross_entropy"},
+    ("rdumb", "cifar100"): ADAM | {"redundancy": 0.4},
+    ("rpl", "cifar10"): ADAM | {"q": 0.8},
+    ("t3a", "cifar100"): {"supports": 20},
 }
+FOA = {"prompts": 3, "population": 27, "weight": 0.4, "shift_decay": 0.9}
 SOURCE = batches((20, 20), seed=1)
 
 
@@ -86,3 +96,10 @@ def test_published_values(method, preset):
 def test_sar_recovers_at_the_published_loss(preset, nats):
     config = offsupport.adapt(network("batch", CLASSES[preset]), "sar", preset=preset).config
     assert config.reset_below * math.log(CLASSES[preset]) == pytest.approx(nats, rel=0.1)
+
+
+@pytest.mark.parametrize("preset", ["cifar10", "imagenet"])
+def test_foa_searches_as_published(preset):
+    """A vision transformer is what it needs, so that it has no place in the table above."""
+    config = METHODS["foa"].config_class(**METHODS["foa"].presets[preset])
+    assert {name: getattr(config, name) for name in FOA} == FOA

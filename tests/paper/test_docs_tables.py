@@ -97,6 +97,50 @@ def test_attempts_have_a_line_each(tmp_path):
     assert found[3] == "| one fit | 0.800 (0.700 to 0.900) | 0.700 (0.600 to 0.800) | 2.81 | 1.0 |"
 
 
+def test_the_leaderboard_has_one_command_for_a_table_and_what_leads_in_bold(tmp_path):
+    costs = {"95 % interval": "25.1 to 27.0", "forward": 1.0, "backward": 0.5, "ms per image": 0.9}
+    rest = {"network": "group-norm", "protocol": "sorted", "frontier": "yes", **costs}
+    command = "offsupport reproduce protocols --scale small --parts sorted-group-norm --methods {} --data DATA"
+    lines = [
+        {**rest, "method": "tent", "error, %": 26.0, "MB": 12, "leads": "yes", "command": command.format("tent")},
+        {**rest, "method": "bn", "error, %": 30.0, "MB": None, "leads": "", "command": command.format("bn")},
+    ]
+    stream = {"protocol": "sorted", "network": "group-norm", "images": 6000, "batch": 200, "reset": "never"}
+    overview = [
+        {"method": "tent", "mean error, %": 26.0, "ms per image": 0.9, "sorted": 26.0},
+        {"method": "bn", "mean error, %": None, "ms per image": 0.9, "sorted": 30.0},
+    ]
+    (tmp_path / "protocols").mkdir()
+    stored = {"rows": [], "claims": [], "overview": overview, "leaderboard": lines, "streams": [stream]}
+    (tmp_path / "protocols" / "protocols.json").write_text(json.dumps(stored))
+    marks = ("overview", "boards")
+    text = "\n".join(f"<!-- protocols {mark} -->\n<!-- /protocols {mark} -->" for mark in marks)
+    assert writer().write_tables(text, tmp_path).splitlines() == [
+        "<!-- protocols overview -->",
+        "| method | mean error, % | ms per image | sorted |",
+        "| --- | --- | --- | --- |",
+        "| `tent` | 26.0 | 0.90 | **26.0** |",
+        "| `bn` |  | 0.90 | 30.0 |",
+        "<!-- /protocols overview -->",
+        "<!-- protocols boards -->",
+        "",
+        "### sorted-group-norm",
+        "",
+        "6,000 images in batches of 200 for the `group-norm` network, never reset.",
+        "",
+        "```",
+        command.format("tent,bn"),
+        "```",
+        "",
+        "| method | error, % | 95 % interval | forward | backward | ms per image | MB | frontier |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| `tent` | **26.0** | 25.1 to 27.0 | 1.00 | 0.50 | 0.90 | 12 | yes |",
+        "| `bn` | 30.0 | 25.1 to 27.0 | 1.00 | 0.50 | 0.90 |  | yes |",
+        "",
+        "<!-- /protocols boards -->",
+    ]
+
+
 def test_a_number_that_is_not_the_stored_one_is_replaced(tmp_path):
     rows = [
         {"method": "vae", "column": f"dense-{d}", "metric": "accuracy", "value": v, "n": 500, "paper": p}

@@ -122,6 +122,27 @@ def test_lines_have_error_cost_and_command_best_first():
     assert command([found[0], record("source", "continual", 150, seed=2)]).endswith("--seeds 3 --data DATA")
 
 
+def test_the_overview_has_a_column_for_each_protocol_and_averages_of_methods_that_met_all():
+    found = [
+        *(record(method, "continual", wrong, ms=2.0) for method, wrong in (("source", 150), ("tent", 60), ("bn", 60))),
+        *(record(method, "mixed", wrong, ms=4.0) for method, wrong in (("source", 30), ("tent", 90))),
+        record("tent", "sorted", 270, part="sorted-group-norm"),
+    ]
+    listing = protocols.overview(board(found))
+    assert listing.columns[4:] == ("continual", "mixed", "sorted, group-norm")
+    assert listing.lines == [
+        ("tent", 25.0, 1.5, 2.0, 20.0, 30.0, 90.0),
+        ("source", 30.0, 2.0, 3.0, 50.0, 10.0, None),
+        ("bn", None, None, 2.0, 20.0, None, None),
+    ]
+    assert TABLE.summaries(found)[0].name == "overview"
+
+
+def test_a_lead_that_could_be_chance_is_shared():
+    lines = board([record("tent", "mixed", 60), record("bn", "mixed", 61), record("source", "mixed", 150)])
+    assert {line.method: line.leads for line in lines} == {"tent": True, "bn": True, "source": False}
+
+
 @pytest.mark.parametrize(("protocol", "domains"), [("recurring", TWO), ("mixed", ("mixed",))])
 def test_images_that_come_again_are_no_further_evidence(protocol, domains):
     made = (record("tent", protocol, 60, times=times, domains=domains) for times in (1, 20))

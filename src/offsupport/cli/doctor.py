@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 from offsupport.cli.output import JSON, emit_json, emit_table
+from offsupport.core.processes import WORKER_VARIABLES
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "pillow", "safetensors", "matplotlib")
 
@@ -34,9 +36,21 @@ def examine() -> dict[str, Any]:
     found["cores"] = os.cpu_count()
     # Beside the cores, as a surprise here is the most frequent reason for a slow run.
     found["threads"] = torch.get_num_threads()
+    found["allocator"] = _allocator(os.environ)
     found["OFFSUPPORT_DATA"] = os.environ.get("OFFSUPPORT_DATA", "not set (only digits can be found)")
     found["adaptation"] = _one_step()
     return found
+
+
+def _allocator(environment: Mapping[str, str]) -> str:
+    """Say whether freed memory is kept: pages that are made anew for every tensor can take as long as the network."""
+    if platform.libc_ver()[0] != "glibc":
+        return "that of the system"
+    names = [name for name in WORKER_VARIABLES if name.startswith("MALLOC_")]
+    if all(name in environment for name in names):
+        return "keeps freed memory"
+    settings = " ".join(f"{name}={WORKER_VARIABLES[name]}" for name in names)
+    return f"gives freed memory back, which is slow for large images; in workers, or with {settings}, it is kept"
 
 
 def _one_step() -> str:

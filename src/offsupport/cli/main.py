@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -18,7 +19,7 @@ from offsupport.cli.diagnose import diagnose
 from offsupport.cli.doctor import doctor
 from offsupport.cli.estimate import estimate
 from offsupport.cli.listing import list_
-from offsupport.cli.output import say
+from offsupport.cli.output import answers_alone, say
 from offsupport.cli.serve import serve
 from offsupport.cli.train import train
 from offsupport.core.errors import OffsupportError
@@ -67,7 +68,8 @@ def main() -> None:
     _own_pictures()
     warnings.formatwarning = _as_sentence
     try:
-        app()
+        with answers_alone() if "--json" in sys.argv else contextlib.nullcontext():
+            app()
     except OffsupportError as error:
         say(f"offsupport: {error.message}" + (f"\n  {error.remedy}" if error.remedy else ""))
         sys.exit(error.exit_code)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
 
 import typer
 
@@ -15,9 +17,44 @@ from offsupport.core.escaping import escape_lines
 JSON = typer.Option(False, "--json", help="Print the data as JSON on standard output.")
 
 
+_kept: TextIO | None = None
+"""Standard output, while nothing but answers may be written there."""
+
+
+@contextlib.contextmanager
+def answers_alone() -> Iterator[None]:
+    """Send to standard error whatever prints, but for the answers of a verb.
+
+    Models of the user's print while they are made or called, here or in a worker. So do libraries that are not Python.
+    """
+    global _kept
+    plain = sys.stdout
+    with contextlib.ExitStack() as undo:
+        if plain is sys.__stdout__ and plain.fileno() == 1:
+            plain.flush()
+            real = os.dup(1)
+            undo.callback(os.close, real)
+            undo.callback(os.dup2, real, 1)
+            undo.callback(plain.flush)
+            os.dup2(2, 1)
+            _kept = undo.enter_context(open(real, "w", encoding=plain.encoding, errors=plain.errors, closefd=False))
+        else:  # somebody has taken its place
+            undo.callback(setattr, sys, "stdout", plain)
+            _kept, sys.stdout = plain, sys.stderr
+        try:
+            yield
+        finally:
+            _kept = None
+
+
+def _answer(text: str) -> None:
+    """Write a line of the answer."""
+    (_kept or sys.stdout).write(text + "\n")
+
+
 def emit_json(value: Any) -> None:
     """Print ``value`` as JSON on standard output."""
-    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+    _answer(json.dumps(value, indent=1))
 
 
 def emit_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> None:
@@ -67,7 +104,7 @@ def say(text: str) -> None:
 
 def tell(text: str) -> None:
     """Print a line of the answer on standard output."""
-    sys.stdout.write(escape_lines(text) + "\n")
+    _answer(escape_lines(text))
 
 
 def as_option(name: str, value: str) -> str:

@@ -92,6 +92,34 @@ def raw_moments(x: Tensor) -> Raw:
     return x.sum(axes), squares, math.prod(shape[2:])
 
 
+PIECE = 1024
+"""Positions that batch norm's own kernel adds up one after the other with channels last; more of them round more."""
+
+
+def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of each channel, (C,), without a gradient.
+
+    As exact as ``torch.var_mean`` and as quick as batch norm: its own kernel takes a third of the time, and with
+    channels last a twentieth. There it adds single numbers, so that it is given pieces, and their moments are joined.
+
+    Example:
+        >>> batch_moments(torch.tensor([[[[1.0, 3.0]]], [[[5.0, 7.0]]]]))
+        (tensor([4.]), tensor([5.]))
+    """
+    x = x.detach()
+    if not x.is_cpu or x.dim() < 3 or not x.numel():
+        var, mean = torch.var_mean(x, [axis for axis in range(x.dim()) if axis != 1], correction=0)
+        return mean, var
+    if x.is_contiguous():
+        return torch.batch_norm_update_stats(x, None, None, 0.0)
+    pieces = x.split(max(1, PIECE * x.shape[1] * len(x) // x.numel()))
+    found = [torch.batch_norm_update_stats(piece, None, None, 0.0) for piece in pieces]
+    means, variances = (torch.stack(part) for part in zip(*found, strict=True))
+    shares = torch.tensor([len(piece) / len(x) for piece in pieces]).to(means)[:, None]
+    mean = (shares * means).sum(0)
+    return mean, (shares * (variances + (means - mean).square())).sum(0)
+
+
 def _shaped(raw: list[Raw]) -> Tensor:
     """Return the mean and the mean square of each image, (2, N, C), of layers side by side, all given in one way."""
     first, second = [each[0] for each in raw], [each[1] for each in raw]
@@ -386,9 +414,7 @@ class AdaptiveStatistics:
         known_mean, known_var = self._known()
         if joined is None:
             # To a gradient they are constants, as running statistics are in evaluation. Under autocast x is in half.
-            x = x.to(self.running_var.dtype)
-            axes = [axis for axis in range(x.dim()) if axis != 1]
-            var, mean = torch.var_mean(x, axes, correction=0)
+            mean, var = batch_moments(x.to(self.running_var.dtype))
             images = len(x)
         else:
             assert self.norm_statistics.company is not None  # noqa: S101 (who was joined)

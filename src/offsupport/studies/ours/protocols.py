@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -351,6 +352,8 @@ class Line:
     """The norm layers that the method needs, and those of the network."""
     frontier: bool
     """Whether no method that is about as quick errs less."""
+    leads: bool
+    """Whether it errs least, or by so little more that it could be chance."""
     command: str
 
 
@@ -363,7 +366,8 @@ def board(records: Sequence[Record]) -> list[Line]:
         costs = {method: milliseconds(parts) for method, parts in own.items()}
         errors = {method: error_of(parts) for method, parts in own.items()}
         best = frontier({method: (costs[method], errors[method].value) for method in own})
-        for method in sorted(own, key=lambda name: errors[name].value):
+        ranked = sorted(own, key=lambda name: errors[name].value)
+        for method in ranked:
             part, *_ = own[method]
             grown = [p.record.timing["grown_bytes"] for p in own[method] if "grown_bytes" in p.record.timing]
             name = part.record.cell.config["method"]
@@ -379,6 +383,7 @@ def board(records: Sequence[Record]) -> list[Line]:
                     max(grown) / 1e6 if grown else None,
                     f"{needs}, on {'batch' if _NETWORKS[network].batch_norm else 'group'} norm",
                     method in best,
+                    method == ranked[0] or difference(own[method], own[ranked[0]]).low <= 0,
                     command([p.record for p in own[method]]),
                 )
             )
@@ -463,14 +468,44 @@ def summaries(records: Sequence[Record]) -> list[Listing]:
     found = by_protocol(records)
     if not found:
         return []
-    orders = _orders(found)
-    return [_leaderboard(board(records)), *([orders] if orders.lines else []), _streams(found)]
+    lines, orders = board(records), _orders(found)
+    return [overview(lines), _leaderboard(lines), *([orders] if orders.lines else []), _streams(found)]
+
+
+def overview(lines: Sequence[Line]) -> Listing:
+    """Return errors with a column for each protocol, the best on average first.
+
+    Averages and places are over the protocols of the network that has most of them, for methods that met all of these.
+    """
+    by_method: dict[str, dict[Key, Line]] = {}
+    for line in lines:
+        by_method.setdefault(line.method, {})[line.network, line.protocol] = line
+    keys = list(dict.fromkeys((line.network, line.protocol) for line in lines))
+    [(usual, _)] = Counter(network for network, _ in keys).most_common(1)
+    compared = [key for key in keys if key[0] == usual]
+    body: list[tuple[Any, ...]] = []
+    for method, own in by_method.items():
+        errors = {key: 100 * line.error.value for key, line in own.items()}
+        whole = all(key in own for key in compared)
+        mean = round(float(np.mean([errors[key] for key in compared])), 1) if whole else None
+        rank = round(float(np.mean([_place(own[key], by_method) for key in compared])), 1) if whole else None
+        cost = round(float(np.median([line.milliseconds for line in own.values()])), 2)
+        body.append((method, mean, rank, cost, *(round(errors[key], 1) if key in errors else None for key in keys)))
+    body.sort(key=lambda line: (line[1] is None, line[1] or 0.0, line[0]))
+    names = [protocol if network == usual else f"{protocol}, {network}" for network, protocol in keys]
+    return Listing("overview", ("method", "mean error, %", "mean rank", "ms per image", *names), body)
+
+
+def _place(line: Line, by_method: Mapping[str, Mapping[Key, Line]]) -> int:
+    """Return the rank of a method among all that met the same protocol; equals share the better one."""
+    rivals = (own.get((line.network, line.protocol)) for own in by_method.values())
+    return 1 + sum(rival is not None and rival.error.value < line.error.value for rival in rivals)
 
 
 def _leaderboard(lines: Sequence[Line]) -> Listing:
     columns = (
         *("protocol", "network", "method", "error, %", "95 % interval", "forward", "backward", "ms per image", "MB"),
-        *("norm layers", "frontier", "command"),
+        *("norm layers", "frontier", "leads", "command"),
     )
     body = [
         (
@@ -484,6 +519,7 @@ def _leaderboard(lines: Sequence[Line]) -> Listing:
             None if line.megabytes is None else round(line.megabytes),
             line.norm,
             "yes" if line.frontier else "",
+            "yes" if line.leads else "",
             line.command,
         )
         for line in lines
