@@ -226,6 +226,13 @@ def test_a_slab_is_a_density():
             VaeSlab(slab=slab, epochs=1).fit(x, x[:, 0] > 0)
 
 
+def test_codes_come_from_one_of_three_places():
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    with pytest.raises(ConfigError, match="repair") as error:
+        VaeSlab(codes="repair", epochs=1).fit(x, x[:, 0] > 0)
+    assert "repaired" in error.value.remedy
+
+
 def test_the_class_whose_best_s_explains_a_target_wins():
     rng = np.random.default_rng(0)
     y = np.arange(400) % 2
