@@ -485,8 +485,8 @@ class MaskedAutoencoder(nn.Module):
 
     def patch_errors(self, x: Tensor, pixels: Tensor) -> Tensor:
         """Return the mean squared error of each patch, (M, L), in the units of the target; one image serves several."""
-        each = pixels.unflatten(0, (len(x), -1)) - self.target(x)[:, None]
-        return each.flatten(0, 1).square().mean(2)
+        gap: Tensor = torch.unflatten(pixels, 0, (len(x), -1)) - self.target(x)[:, None]
+        return gap.flatten(0, 1).square().mean(2)
 
     def target(self, x: Tensor) -> Tensor:
         """Return what the decoder should predict, (N, L, P)."""

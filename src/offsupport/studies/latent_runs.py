@@ -172,12 +172,12 @@ SIDE_BY_SIDE = 16
 def _predict_each(estimator: LatentEstimator, draws: Draws) -> Tensor:
     """Fit for every column; blocks of few runs take several columns at a time, as runs of their own."""
     runs = len(draws.x)
-    columns = []
+    columns: list[Tensor] = []
     for some in torch.split(draws.x_tgt, max(1, SIDE_BY_SIDE // runs), 1):
         count = some.shape[1]
         x_tgt = some.transpose(0, 1).flatten(0, 1)
         estimator.fit(draws.x.repeat(count, 1, 1), draws.y.repeat(count, 1), x_tgt)
-        columns += torch.as_tensor(estimator.predict(x_tgt)).split(runs)
+        columns += torch.split(torch.as_tensor(estimator.predict(x_tgt)), runs)
     return torch.stack(columns, 1)
 
 
