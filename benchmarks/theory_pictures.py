@@ -50,6 +50,26 @@ def leaderboard() -> str:
     return draw(points)
 
 
+PARTS = {
+    "only-source": "plain classifier",
+    "vae-slab, codes=encoder": "codes from the encoder",
+    "vae-slab, codes=optimised, slab=0": "optimised, Gaussian columns",
+    "vae-slab, codes=optimised": "optimised, a slab per column",
+    "vae-slab": "repaired as well: vae-slab",
+}
+"""Rows of the ablation, and what each adds."""
+
+
+def slab() -> str:
+    """Return the accuracy of the parts of vae-slab against the distance of a sparse shift."""
+    series: Series = {name: {} for name in PARTS.values()}
+    for row in stored("slab"):
+        kind, _, distance = row["column"].rpartition("-")
+        if kind == "sparse":
+            series[PARTS[row["method"]]][float(distance)] = row["value"], row["low"], row["high"]
+    return figures.curves(series, "accuracy", "distance of s from the origin", {})
+
+
 def stored(table: str, listing: str = "rows") -> list[dict[str, Any]]:
     """Return the rows of a table as they are stored, or the lines of a listing."""
     rows: list[dict[str, Any]] = json.loads((ROOT / "results" / table / f"{table}.json").read_text())[listing]
@@ -62,7 +82,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the paths as JSON")
     as_json = parser.parse_args().json
     paths = []
-    drawn = {"dense": table1("dense"), "sparse": table1("sparse"), "fig3": fig3(), "leaderboard": leaderboard()}
+    drawn = {
+        "dense": table1("dense"),
+        "sparse": table1("sparse"),
+        "fig3": fig3(),
+        "slab": slab(),
+        "leaderboard": leaderboard(),
+    }
     for name, svg in drawn.items():
         path = ROOT / "docs" / "pictures" / f"{name}.svg"
         # An image has no page whose colour it could take: a grey that can be read on light and on dark.

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from offsupport.latent.baselines.imsda import parameter_count, sigmoid_flow
+from offsupport.latent.baselines.vae import Vae
 from offsupport.latent.networks import adam, batches, init_mlp, mlp, supervised_loss
+from offsupport.studies import latent_runs
 from offsupport.studies.latent_runs import run_block
 
 
@@ -50,6 +52,26 @@ def test_splitting_a_block_gives_the_same_numbers(method):
     assert whole.outcome.shape == (3, 2, 5)
     assert whole.metric == "mse"
     np.testing.assert_allclose(whole.outcome, joined, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["vae", "imsda"])
+def test_columns_that_are_fitted_side_by_side_are_those_fitted_alone(method, monkeypatch):
+    settings = {"changes": {"n_source": 600}, "options": {"epochs": 1}, "n_targets": 2}
+    seeds, distances = [1_000_000, 1_000_001], [5, 12, 30]
+    fits, fit = [], Vae.fit
+
+    def counted(estimator, x, *others):
+        fits.append(len(x))
+        return fit(estimator, x, *others)
+
+    monkeypatch.setattr(Vae, "fit", counted)
+    blocks = []
+    for together in (16, 5, 1):
+        monkeypatch.setattr(latent_runs, "SIDE_BY_SIDE", together)
+        blocks.append(run_block("dense", "regression", method, seeds, distances, **settings).outcome)
+    assert fits == [6, 4, 2, 2, 2, 2]
+    for block in blocks[1:]:
+        np.testing.assert_allclose(block, blocks[0], rtol=1e-4, atol=1e-5)
 
 
 def test_sigmoid_flow_is_increasing_and_its_log_determinant_is_its_derivative():

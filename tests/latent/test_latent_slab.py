@@ -1,5 +1,6 @@
 """The auto-encoder with a slab per column: against plain loops, by finite differences, at the slab's limits."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -225,6 +226,13 @@ def test_a_slab_is_a_density():
             VaeSlab(slab=slab, epochs=1).fit(x, x[:, 0] > 0)
 
 
+def test_codes_come_from_one_of_three_places():
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    with pytest.raises(ConfigError, match="repair") as error:
+        VaeSlab(codes="repair", epochs=1).fit(x, x[:, 0] > 0)
+    assert "repaired" in error.value.remedy
+
+
 def test_the_class_whose_best_s_explains_a_target_wins():
     rng = np.random.default_rng(0)
     y = np.arange(400) % 2
@@ -253,3 +261,85 @@ def test_its_loss_is_the_evidence_bound_of_x_given_its_class():
         bound = torch.distributions.Normal(decoded, (estimator.noise_[run] / 2).exp()).log_prob(source.x[run]).sum(1)
         bound = bound - torch.distributions.kl_divergence(q, prior).sum(1)
         torch.testing.assert_close(found[run], -bound.mean(), rtol=1e-10, atol=1e-10)
+
+
+CONDITIONAL = {"d_c": 2, "d_s": 2, "epochs": 2, "batch_size": 32, "width": 8, "starts": 3, "steps": 12}
+
+
+def conditional(**settings):
+    source, x_tgt = problem("classification")
+    estimator = ConditionalVae(**{**CONDITIONAL, **settings})
+    estimator.source_, estimator._seed = source, 0
+    estimator._fit(source, None)
+    return estimator, source, x_tgt
+
+
+def plain_log_likelihood(estimator, run, s, k, x, widened):
+    """log p(x | c of class k, s) of one target, column by column."""
+    decoded = network(estimator.decoder_, run)(torch.cat([estimator.embeddings_[run, k], s])[None])[0]
+    sd = (estimator.noise_[run, 0].clamp(min=-9).exp() * widened).sqrt()
+    return sum(torch.distributions.Normal(decoded[i], sd[i]).log_prob(x[i]) for i in range(D))
+
+
+def test_its_search_is_a_plain_loop_over_targets_classes_and_starts():
+    estimator, source, x_tgt = conditional()
+    found = estimator._output(x_tgt)
+    shares = [[(source.y[run] == k).double().mean().log() for k in range(2)] for run in range(RUNS)]
+    for run in range(RUNS):
+        asked = torch.cat([source.x[run], functional.one_hot(source.y[run], 2).double()], 1)
+        codes = network(estimator.encoder_, run)(asked)[:, :2].detach()
+        for m in range(x_tgt.shape[1]):
+            x, explained = x_tgt[run, m], []
+            for k in range(2):
+                fits = [plain_log_likelihood(estimator, run, code, k, x, 30.0) for code in codes]
+                reached = []
+                for j in torch.stack(fits).topk(3).indices:
+                    s = nn.Parameter(codes[j].clone())
+                    adam = torch.optim.Adam([s], lr=estimator.step_size)
+                    for step in range(12):
+                        adam.zero_grad()
+                        widened = 30.0 ** max(0, 1 - step / (0.7 * 12))
+                        (-plain_log_likelihood(estimator, run, s, k, x, widened)).backward()
+                        adam.step()
+                    reached.append(plain_log_likelihood(estimator, run, s, k, x, 1.0).detach())
+                explained.append(max(reached) + shares[run][k])
+            torch.testing.assert_close(found[run, m], torch.stack(explained).softmax(0), rtol=1e-6, atol=1e-8)
+
+
+def test_its_likelihood_of_s_has_the_gradient_of_finite_differences():
+    estimator, _, x_tgt = conditional()
+    s = torch.randn(RUNS, 2, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    label = functional.one_hot(torch.tensor([[0, 1]] * RUNS), 2).double()
+    assert torch.autograd.gradcheck(lambda code: estimator.log_columns(code, label, x_tgt / 3, 3.0), s)
+
+
+SLAB_CHANGES = [
+    {"codes": "optimised"}, {"codes": "encoder"}, {"slab": 0.1}, {"slab": 0.0}, {"starts": 2}, {"steps": 6},
+    {"step_size": 0.2}, {"widened": 3.0}, {"width": 6}, {"head_width": 5}, {"epochs": 1}, {"batch_size": 48},
+    {"lr": 3e-3}, {"supervised": 1.0}, {"random_state": 1},
+]  # fmt: skip
+CONDITIONAL_CHANGES = [
+    {"d_c": 1}, {"d_s": 1}, {"starts": 1}, {"steps": 6}, {"step_size": 0.3}, {"widened": 3.0}, {"width": 6},
+    {"epochs": 1}, {"batch_size": 48}, {"lr": 3e-3}, {"random_state": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "changes"),
+    [(VaeSlab, SMALL, SLAB_CHANGES), (ConditionalVae, CONDITIONAL, CONDITIONAL_CHANGES)],
+)
+def test_every_option_has_an_effect(kind, settings, changes):
+    source, _ = problem("classification")
+    x, y = source.x[0].numpy(), source.y[0].numpy()
+    asked = x[:24] + np.array([0.0, 0.0, 0.0, 1.0])  # near enough for answers that are not all certain
+    answers = [kind(**{**settings, **change}).fit(x, y).predict_proba(asked) for change in [{}, *changes]]
+    fields = {field.name for field in dataclasses.fields(kind)} - {"task"}
+    assert {name for change in changes for name in change} == fields
+    for i, one in enumerate(answers):
+        for j in range(i):
+            equal = np.allclose(one, answers[j], rtol=1e-6, atol=1e-9)
+            assert not equal or {i, j} == EQUAL.get(kind), ([{}, *changes][i], [{}, *changes][j])
+
+
+EQUAL = {VaeSlab: {2, 4}}
+"""Without a slab nothing is repaired: that is the encoder's answer."""

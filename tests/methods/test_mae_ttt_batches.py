@@ -57,20 +57,20 @@ class Plain:
                 parameter -= self.lr * change
 
 
-def reference(net, x, generator, rules, em_steps, part, recon_steps=1):
+def reference(net, x, generator, rules, em_steps, part, recon_steps=1, going_on=None, online=False):
     net = copy.deepcopy(net).requires_grad_(True)
     inner, names = net.model, dict(net.model.named_parameters())
     encoder = {n: p for n, p in names.items() if not n.startswith(("decoder", "classifier"))}
     norms = {n: p for n, p in encoder.items() if ".norm" in n or n.startswith("norm.")}
     moved = {"norms": norms, "encoder": encoder}.get(part, {n: p for n, p in names.items() if "decoder" not in n})
-    first, second = (Plain(rule, lr) for rule, lr in zip(rules, (STEPS["lr"], STEPS["em_lr"]), strict=True))
+    first, second = going_on or [Plain(rule, lr) for rule, lr in zip(rules, (STEPS["lr"], STEPS["em_lr"]), strict=True)]
     for _ in range(STEPS["steps"]):
         for _ in range(recon_steps):
             each = ((x - 0.5) / 0.25).repeat_interleave(STEPS["masks"] // len(x), 0)
             first.step(inner.loss(each, draw_masks(len(each), 16, 0.75, generator)), encoder)
         for _ in range(em_steps):
             second.step(information(net(x)), moved)
-    return net
+    return (net, (first, second)) if online else net
 
 
 @pytest.mark.parametrize("part", ["norms", "encoder", "encoder-and-head"])
@@ -182,3 +182,32 @@ def test_the_sparsity_constraint_keeps_its_ratio_in_both_stages():
     rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in adapted.optimizers().values()]
     assert rates[0] == pytest.approx([0.01, 0.05, 0.05])
     assert rates[1] == pytest.approx([0.003, 0.015, 0.015])
+
+
+@pytest.mark.parametrize("rules", [("adam", "adam"), ("sgd", "sgd")])
+def test_online_is_a_plain_loop_over_batches_that_never_goes_back(rules):
+    options = {**INFORMATION, **STEPS, "together": False, "online": True, "em_tune": "norms", "em_steps": 2}
+    adapted = offsupport.adapt(network(), "mae-ttt+em", **options, optimizer=rules[0], em_optimizer=rules[1])
+    generator = copy.deepcopy(adapted.generator)
+    net, optimisers = network(), None
+    for seed in (1, 2, 3):
+        x = images(seed=seed)
+        net, optimisers = reference(net, x, generator, rules, 2, "norms", going_on=optimisers, online=True)
+        torch.testing.assert_close(adapted(x), net(x).detach(), rtol=1e-8, atol=1e-8)
+
+
+BATCH_CHANGES = [
+    {"em_tune": "norms"}, {"em_tune": "encoder"}, {"em_lr": 0.03}, {"em_optimizer": "adam"}, {"em_steps": 2},
+    {"em_steps": 0}, {"recon_steps": 0}, {"recon_steps": 2}, {"em_loss": "entropy"}, {"em_loss": "marginal"},
+    {"tune": "all"}, {"tune": "encoder-without-tokens"}, {"recon_views": "crops"}, {"masks": 4}, {"steps": 3},
+    {"optimizer": "adam"}, {"lr": 0.03}, {"momentum": 0.5}, {"mask_ratio": 0.5}, {"weight_decay": 0.5}, {"seed": 1},
+    {"optimizers": "shared", "em_lr": None},
+]  # fmt: skip
+
+
+def test_every_option_of_batches_has_an_effect():
+    x, tried = images(), [{}, *BATCH_CHANGES]
+    answers = [offsupport.adapt(network(), "mae-ttt+em", **{**INFORMATION, **STEPS, **change})(x) for change in tried]
+    for i, one in enumerate(answers):
+        for j in range(i):
+            assert not torch.allclose(one, answers[j], rtol=1e-7, atol=0), (tried[i], tried[j])

@@ -42,7 +42,7 @@ def test_a_short_name_leads_to_the_best_of_the_models_it_may_mean():
     with pytest.raises(ConfigError, match=r"Did you mean 'cifar10-resnet18x0\.25-supervised'"):
         offsupport.load_model("zoo:cifar10-resnet18")
     with pytest.raises(ConfigError, match="Did you mean 'cifar10-mae-tiny-joint'"):
-        offsupport.load_model("zoo:cifar10-mae")
+        offsupport.load_model("zoo:cifar10-mae-t")
     with pytest.raises(ConfigError, match="Did you mean 'digits-small'"):
         offsupport.load_model("zoo:digit-smal")
 

@@ -234,12 +234,10 @@ class MaeTtt(Adapter):
 
     def _reconstruction(self, x: Tensor, generator: torch.Generator) -> Tensor:
         each = max(1, self.config.masks // len(x))
+        count = each * len(x)
         if self.config.recon_views == "crops":
             x = crops(x.repeat_interleave(each, 0), generator)
-        elif len(x) > 1:
-            x = x.repeat_interleave(each, 0)
         inside = self.inside
-        count = each if len(x) == 1 else len(x)
         masks = draw_masks(count, inside.mae.config.patches, self.config.mask_ratio, generator)
         self.passes["forward"] += 1
         return inside.mae.loss(inside.reach(x), masks.to(x.device))

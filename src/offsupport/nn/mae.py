@@ -432,12 +432,15 @@ class MaskedAutoencoder(nn.Module):
 
         Args:
             x: Images (N, C, H, W). One image serves all masks: its patches are embedded once.
-            keep: (N, V) the patches to encode, see :class:`Masking`; None for all.
+            keep: (M, V) the patches to encode, see :class:`Masking`; None for all. Of a multiple of N masks, the first
+                M / N are the first image's, and so on.
         """
         self._check(x)
-        tokens = self.patch_embed(x) + self.pos_embed[:, 1:]
         if keep is not None:
             self._check_keep(keep, len(x))
+            x = x if len(x) == 1 else x.repeat_interleave(len(keep) // len(x), 0)
+        tokens = self.patch_embed(x) + self.pos_embed[:, 1:]
+        if keep is not None:
             index = keep[..., None].expand(-1, -1, tokens.shape[2])
             tokens = tokens.expand(len(keep), -1, -1).gather(1, index)
         first = (self.cls_token + self.pos_embed[:, :1]).expand(len(tokens), -1, -1)
@@ -465,7 +468,7 @@ class MaskedAutoencoder(nn.Module):
         return pixels[:, 1:]
 
     def reconstruct(self, x: Tensor, masks: Masking) -> Tensor:
-        """Return the predicted pixels of every patch from the visible ones; one image serves all masks."""
+        """Return the predicted pixels of every patch from the visible ones, mask by mask; see :meth:`encode`."""
         if masks.restore.shape[1] != self.config.patches:
             raise InputError(
                 f"These masks are of {masks.restore.shape[1]} patches, and the images have {self.config.patches}.",
@@ -481,8 +484,9 @@ class MaskedAutoencoder(nn.Module):
         return (error * masks.mask).sum() / masks.mask.sum()
 
     def patch_errors(self, x: Tensor, pixels: Tensor) -> Tensor:
-        """Return the mean squared error of each patch, (N, L), in the units of the target."""
-        return (pixels - self.target(x)).square().mean(2)
+        """Return the mean squared error of each patch, (M, L), in the units of the target; one image serves several."""
+        gap: Tensor = torch.unflatten(pixels, 0, (len(x), -1)) - self.target(x)[:, None]
+        return gap.flatten(0, 1).square().mean(2)
 
     def target(self, x: Tensor) -> Tensor:
         """Return what the decoder should predict, (N, L, P)."""
@@ -523,9 +527,10 @@ class MaskedAutoencoder(nn.Module):
             )
 
     def _check_keep(self, keep: Tensor, images: int) -> None:
-        if images not in (1, len(keep)):
+        if len(keep) % images:
             raise InputError(
-                f"There are {images} images and {len(keep)} masks.", "Give one mask per image, or one image for all."
+                f"There are {images} images and {len(keep)} masks.",
+                "Give as many masks to each image, or one image for all.",
             )
         if keep.shape[1] > self.config.patches:
             raise InputError(

@@ -159,13 +159,25 @@ def make(method: str, process: Process, options: dict[str, Any]) -> LatentEstima
 
 
 def _predict(estimator: LatentEstimator, draws: Draws, transductive: bool) -> Tensor:
-    if not transductive:
-        _fit_once(estimator, draws)
-    columns = []
-    for column in draws.x_tgt.unbind(1):
-        if transductive:
-            estimator.fit(draws.x, draws.y, column)
-        columns.append(torch.as_tensor(estimator.predict(column)))
+    if transductive:
+        return _predict_each(estimator, draws)
+    _fit_once(estimator, draws)
+    return torch.stack([torch.as_tensor(estimator.predict(column)) for column in draws.x_tgt.unbind(1)], 1)
+
+
+SIDE_BY_SIDE = 16
+"""Fits of targets at several distances that go on together: of few runs a step costs the same for more of them."""
+
+
+def _predict_each(estimator: LatentEstimator, draws: Draws) -> Tensor:
+    """Fit for every column; blocks of few runs take several columns at a time, as runs of their own."""
+    runs = len(draws.x)
+    columns: list[Tensor] = []
+    for some in torch.split(draws.x_tgt, max(1, SIDE_BY_SIDE // runs), 1):
+        count = some.shape[1]
+        x_tgt = some.transpose(0, 1).flatten(0, 1)
+        estimator.fit(draws.x.repeat(count, 1, 1), draws.y.repeat(count, 1), x_tgt)
+        columns += torch.split(torch.as_tensor(estimator.predict(x_tgt)), runs)
     return torch.stack(columns, 1)
 
 

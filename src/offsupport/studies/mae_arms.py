@@ -45,7 +45,7 @@ class Scale:
         models: The source model of each regime: ``probe``, ``joint`` and ``finetune``; or one for each of the first
             seeds, after which the regime has none.
         hyper: Hyper-parameters of both methods.
-        rates: Step sizes by regime and method where the published one was not the best of ``reproduce tuning-mae``.
+        chosen: Hyper-parameters by regime and method for which ``reproduce tuning-mae`` found better ones than these.
         seeds: Number of seeds; each draws its own images and its own masks.
         limit: Images per corruption and seed, the same for every arm; None for all.
         together: Whether one cell takes all corruptions; else each has its own, so that more may run at once.
@@ -56,6 +56,7 @@ class Scale:
         batch_size: Images per batch.
         alone: Whether entropy steps without reconstruction are run as well.
         adapted: The regimes that are adapted; none: the probe, and the joint model where the probe is weak.
+        tuned: The regimes whose settings ``reproduce tuning-mae`` tries; none: those that are adapted.
     """
 
     about: str
@@ -64,7 +65,7 @@ class Scale:
     hyper: Mapping[str, Any]
     seeds: int
     limit: int | None
-    rates: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    chosen: Mapping[tuple[str, str], Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     together: bool = False
     shards: int = 1
     device: str = "cpu"
@@ -73,6 +74,7 @@ class Scale:
     batch_size: int = 16
     alone: bool = False
     adapted: Sequence[str] = ()
+    tuned: Sequence[str] = ()
 
     def model(self, regime: str, seed: int) -> str | None:
         """Return the source model of a regime for a seed; None where there is none."""
@@ -136,21 +138,24 @@ SCALES = {
         {"steps": 10, "masks": 32},
         seeds=3,
         limit=34,
-        rates={("probe", "mae-ttt+em"): 1.7e-3},
+        chosen={("probe", "mae-ttt+em"): {"lr": 1.7e-3}},
     ),
 }
 
+_JOINT = {"joint": "cifar10-mae-tiny-joint", "larger": "cifar10-mae-small-joint"}
+"""The zoo's autoencoders that learned to reconstruct and to classify at once; one that is not there yet is left out."""
 _PHOTOGRAPHS = Scale(
-    "CIFAR-10-C, 64 random images per corruption in batches of 32 that are put back, 5 steps; the zoo's joint model",
+    "CIFAR-10-C, 64 random images per corruption in batches of 32 that are put back, 5 steps; the zoo's joint models",
     "cifar10-c",
-    {"joint": "zoo:cifar10-mae-tiny-joint"},
+    {regime: f"zoo:{name}" for regime, name in _JOINT.items() if name in zoo.names()},
     {**TOGETHER, "steps": 5, "masks": 2 * BATCHES},
     entropy=INFORMATION,
     seeds=1,
     limit=64,
     batch_size=BATCHES,
     alone=True,
-    adapted=("joint",),
+    adapted=tuple(_JOINT),
+    tuned=("larger",),
 )
 _ONLINE = {"online": True, "steps": 1, "masks": 2 * BATCHES, "optimizer": "adam", "lr": 1e-4}
 BATCHED = {
@@ -162,8 +167,10 @@ BATCHED = {
         limit=160,
     ),
 }
-"""Photographs in batches of different images, as the digits are, on the zoo's most accurate autoencoder (Table 4)."""
+"""Photographs in batches of different images, as the digits are (Table 4)."""
 
+ADAPTED = ("probe", "joint", "larger")
+"""The regimes that some scale adapts."""
 _REGIMES = ("probe", "joint", "finetune")
 PAPER = {
     "table3": Scale(
@@ -211,7 +218,7 @@ class Arm:
     """One thing that is compared: a source model and what is done to it at test time.
 
     Args:
-        model: ``probe``, ``joint`` or ``finetune``.
+        model: ``probe``, ``joint``, ``finetune``, or ``larger``, which is another joint one.
         em_steps: Entropy steps per iteration; 0 is MAE-TTT, None is no adaptation.
         reconstructs: Whether a reconstruction step goes before them.
     """
@@ -258,15 +265,12 @@ def method_of(arm: Arm) -> str:
     return {None: "source", 0: "mae-ttt"}.get(arm.em_steps, "mae-ttt+em")
 
 
-def config_of(
-    scale: Scale, arm: Arm, corruption: str | list[str], seed: int, lr: float | None = None, limit: int | None = None
-) -> AdaptConfig:
-    """Return one cell of an arm; step size and number of images are the scale's unless given."""
+def config_of(scale: Scale, arm: Arm, corruption: str | list[str], seed: int, limit: int | None = None) -> AdaptConfig:
+    """Return one cell of an arm; the number of images is the scale's unless given."""
     method, hyper = method_of(arm), {}
     if arm.em_steps is not None:
-        own = {"lr": lr or scale.rates.get((arm.model, method)), "em_steps": arm.em_steps}
-        given = {name: value for name, value in own.items() if value}
-        hyper = {**scale.hyper, **(scale.entropy if arm.em_steps else {}), **given}
+        entropy = {**scale.entropy, "em_steps": arm.em_steps} if arm.em_steps else {}
+        hyper = {**scale.hyper, **entropy, **scale.chosen.get((arm.model, method), {})}
     if not arm.reconstructs:
         hyper["recon_steps"] = 0
     return AdaptConfig(
@@ -285,7 +289,7 @@ def config_of(
 def adapted_models(scale: Scale) -> list[str]:
     """Return the regimes that are adapted: the probe, as in the paper, and the joint model where the probe is weak."""
     if scale.adapted:
-        return list(scale.adapted)
+        return [regime for regime in scale.adapted if regime in scale.models]
     probe = str(scale.model("probe", 0))
     name = probe.removeprefix("zoo:")
     known = probe.startswith("zoo:") and name in zoo.names()

@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from offsupport.core.errors import ConfigError
+from offsupport.core.errors import ConfigError, nearest
 from offsupport.latent.base import LatentEstimator, finish
 from offsupport.latent.baselines.vae import LOGVAR_MIN, gaussian_kl, log_normal, sample
 from offsupport.latent.inputs import SampleError, Source
@@ -30,13 +30,14 @@ GRID = 9  # values of a number y whose mixture is the prior of a target's code: 
 CANDIDATES = 4000  # source samples whose codes may be the start of a target's
 WARM = 0.05  # share of the fit in which the step size rises
 ANNEALED = 0.7  # share of the search in which the noise comes down
+Codes = Literal["repaired", "optimised", "encoder"]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class VaeSlab(LatentEstimator):
     """Variational auto-encoder of the source; the code of a target explains each column, or leaves it to a slab."""
 
-    codes: Literal["repaired", "optimised", "encoder"] = "repaired"
+    codes: Codes = "repaired"
     """Where the code of a target comes from: the encoder is asked, its density is maximised, or the encoder is asked
     about the target with the columns repaired that the optimised code leaves to the slab."""
     slab: float = 0.01
@@ -65,6 +66,8 @@ class VaeSlab(LatentEstimator):
     def _fit(self, source: Source, x_tgt: Tensor | None) -> None:
         if not 0 <= self.slab < math.inf:
             raise ConfigError(f"slab is {self.slab}.", "It is a density: at least 0, and finite.")
+        if self.codes not in get_args(Codes):
+            raise ConfigError(f"codes is {self.codes!r}.", nearest(self.codes, get_args(Codes)))
         runs, n, d = source.x.shape
         hidden, rng, dtype = [self.width] * 3, self._rng("weights"), source.x.dtype
         self.encoder_ = init_mlp([d, *hidden, 2 * d], runs, rng, dtype)

@@ -8,6 +8,7 @@ from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.results.rows import Claim, Row
 from offsupport.studies.mae_arms import (
+    ADAPTED,
     APART,
     Arm,
     Arms,
@@ -47,7 +48,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
     """Return the accuracy of every column, for each source model; where shifts differ in kind, for each kind."""
     arms = by_arm(records)
     found = []
-    for model in ("probe", "joint"):
+    for model in ADAPTED:
         name = "mae-ttt+em" if model == "probe" else f"mae-ttt+em ({model})"
         # Table 3 may have left single columns of the joint model in the same folder.
         if Arm(model, 2) not in arms:
@@ -77,7 +78,7 @@ def _accuracies(arms: Arms, model: str, name: str, shifts: Sequence[str] | None 
 def claims(records: Sequence[Record]) -> list[Claim]:
     """Ask whether reconstruction helps, whether entropy steps help, whether more of them do, and what harms."""
     arms, found = by_arm(records), []
-    for model in ("probe", "joint"):
+    for model in ADAPTED:
         for more, less, sentence in _STEPS:
             found += compare(arms, Arm(model, more), Arm(model, less), f"{sentence} ({model} model)")
         if Arm(model, 1, reconstructs=False) in arms:
