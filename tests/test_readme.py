@@ -71,7 +71,8 @@ def test_what_it_says_of_harm_is_the_stored_result():
         next(r for r in every if (r["network"], r["method"]) == ("all", name)) for name in ("source", "auto")
     )
     said = "\n".join(between("regret harm"))
-    numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", said)]
+    assert said.startswith("**It does next to no harm.**")
+    numbers = [float(number) for number in re.findall(r"(?<= )\d+(?:\.\d+)?", said)]
     assert numbers[0] == auto["conditions"]
     assert numbers[2:] == [round(source["error"], 1), round(auto["error"], 1), round(auto["worst harm"], 1)]
 

@@ -40,7 +40,7 @@ def timm(monkeypatch):
     try:
         import torchvision  # noqa: F401
     except Exception:  # whatever a build for another torch ends with
-        for name in ("", ".transforms", ".transforms.functional", ".datasets", ".ops", ".models"):
+        for name in ("", ".transforms", ".transforms.functional", ".datasets", ".ops", ".ops.misc", ".models"):
             monkeypatch.setitem(sys.modules, f"torchvision{name}", Unused(f"torchvision{name}"))
     return package("timm")
 
