@@ -76,7 +76,7 @@ def taken(driver: Any, name: str, show: Callable[[], None]) -> dict[str, int]:
         time.sleep(3)  # pages draw when they are loaded, the live one every second
         seen = Image.open(BytesIO(driver.get_screenshot_as_png())).convert("RGB")
         buffer = BytesIO()
-        seen.quantize(128, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+        seen.save(buffer, "PNG", optimize=True)  # in all its colours: a palette stains photographs
         file = PICTURES / f"screen-{name}-{place}.png"
         write_bytes(file, buffer.getvalue())
         written[file.name] = len(buffer.getvalue())

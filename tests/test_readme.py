@@ -65,6 +65,18 @@ def test_demo_table_is_the_stored_result():
         assert [float(cell.split()[0]) for cell in cells[1:]] == [round(100 * r["error"], 1) for r in row.values()]
 
 
+def test_what_it_says_of_harm_is_the_stored_result():
+    every = json.loads((ROOT / "results" / "regret" / "regret.json").read_text())["summary"]
+    source, auto = (
+        next(r for r in every if (r["network"], r["method"]) == ("all", name)) for name in ("source", "auto")
+    )
+    said = "\n".join(between("regret harm"))
+    assert said.startswith("**It does next to no harm.**")
+    numbers = [float(number) for number in re.findall(r"(?<= )\d+(?:\.\d+)?", said)]
+    assert numbers[0] == auto["conditions"]
+    assert numbers[2:] == [round(source["error"], 1), round(auto["error"], 1), round(auto["worst harm"], 1)]
+
+
 def test_files_it_links_to_exist():
     for target in re.findall(r"\]\(([^)#:]+)\)", README + (ROOT / "CONTRIBUTING.md").read_text()):
         assert (ROOT / target).exists(), target

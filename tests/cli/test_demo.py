@@ -21,7 +21,7 @@ def test_the_tour_ends_with_a_page_that_shows_every_part(tmp_path):
     headings = ("Before and after", "A stream that changes", "Table 1 of the paper", "Can this shift be recovered?")
     places = [page.index(heading) for heading in headings]
     assert places == sorted(places)
-    assert f"wrong in {100 * found['total']['source']:.1f} %" in page
+    assert "{:.1f} % \u2192 {:.1f} %".format(*(100 * found["total"][name] for name in ("source", "auto"))) in page
     assert page.index('class="tiles"') < page.index("<img ") < page.index("<table>")
     assert page.partition('class="tiles"')[2].partition("</ul>")[0].count("<li") == 1  # one number opens it
     assert page.count("<img ") >= 16

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offsupport.core import progress as progress_module
 from offsupport.core.config import build, to_dict
 from offsupport.core.errors import ConfigError, DataMissingError, GridIncompleteError, nearest
-from offsupport.core.progress import progress
+from offsupport.core.progress import progress, steps
 from offsupport.core.registry import Registry
 from offsupport.core.seeds import derive_seed
 
@@ -122,3 +122,11 @@ def test_progress_is_silent_for_short_work_and_plain_lines_off_a_terminal(monkey
     assert len(lines) >= 3
     assert all("Baking" in line for line in lines)
     assert "4" in lines[-1]
+
+
+def test_steps_are_the_items_and_say_how_far_they_are(monkeypatch, capsys):
+    monkeypatch.setattr("offsupport.core.progress.SHOW_AFTER", -1.0)
+    monkeypatch.setattr("offsupport.core.progress.LINE_EVERY", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False)
+    assert list(steps("Calibrating", "abc")) == ["a", "b", "c"]
+    assert capsys.readouterr().err.count("Calibrating: ") == 3

@@ -55,6 +55,7 @@ def test_the_page_follows_a_stream_and_shows_hostile_names_as_text(tmp_path):
     with serving() as (service, url), chromium() as driver:
         driver.get(url)
         until(driver, "small · minimal")
+        assert "Waiting for the first images" in driver.find_element("id", "verdict").text
         assert [each.text for each in driver.find_elements("css selector", "svg .nothing")] == ["nothing yet"] * 2
         for seed in range(3):
             service.predict(images(40, seed))

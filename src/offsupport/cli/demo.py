@@ -216,12 +216,13 @@ def _results(walks: dict[str, Walk]) -> dict[str, dict[str, object]]:
 
 def _show(walks: dict[str, Walk], table: Measured, diagnosis: Diagnosis) -> None:
     from offsupport.cli.bench import print_rows
-    from offsupport.report.demo_page import headline, table_rows, total_row
+    from offsupport.report.demo_page import DIAGNOSIS, headline, table_rows, total_row
+    from offsupport.theory.diagnose import headline as verdict_of
 
     names = [name for name, _, _ in PLAN]
     form = "{}\n{}-{}"
     rows = [*table_rows(names, walks, IMAGES, form), total_row(walks, form)]
     emit_table("Error in %, with its 95 % interval", ["digits", *walks], rows)
-    tell(headline(walks))
     print_rows("Table 1 at smoke scale: accuracy", table.rows)
-    tell(str(diagnosis))
+    tell(f"{verdict_of(diagnosis)} {DIAGNOSIS} says why.")
+    tell(headline(walks))

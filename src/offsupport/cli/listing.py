@@ -105,7 +105,8 @@ def _models() -> Rows:
     from offsupport.studies.models import MODELS
 
     made = [{"name": name, "about": MODELS[name].about, "clean accuracy": ""} for name in MODELS]
-    return made + [_zoo_row(zoo.card(name)) for name in zoo.names()]
+    # Those that bring their weights first; the others are trained when they are asked for.
+    return [_zoo_row(zoo.card(name)) for name in zoo.names()] + made
 
 
 def _zoo_row(card: dict[str, Any]) -> dict[str, Any]:

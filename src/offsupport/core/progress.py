@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from offsupport.core.escaping import escape
 
+T = TypeVar("T")
 SHOW_AFTER = 2.0
 LINE_EVERY = 10.0
 
@@ -22,6 +24,14 @@ def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
     bar = _bar(title, total) if sys.stderr.isatty() else _lines(title, total)
     with bar as advance:
         yield advance
+
+
+def steps(title: str, items: Sequence[T]) -> Iterator[T]:
+    """Yield items, and show how far they are."""
+    with progress(title, len(items)) as advance:
+        for item in items:
+            yield item
+            advance()
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from offsupport.core.errors import InputError, SourceStatsError
+from offsupport.core.progress import steps
 from offsupport.monitor.shift import CLEAN_NAMES, CleanMoments, are_clean_moments
 
 Floats = npt.NDArray[np.float64]
@@ -423,7 +424,7 @@ def calibrate(subject: Subject, method: str, x: Tensor, labels: Tensor | None) -
     looked = [
         (_numbers(torch.cat([subject.look(batch)[0] for batch in torch.split(each, BATCH)])), parts) for each in few
     ]
-    answered = [(_numbers(subject.answer(each)), parts) for each in few]
+    answered = [(_numbers(subject.answer(each)), parts) for each in steps("Calibrating", few)]
     gain = (adapted.argmax(1) == truth).astype(float) - (source.argmax(1) == truth)
     return dataclasses.replace(
         plain,

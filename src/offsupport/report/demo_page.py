@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 RUN, DISTANCE = 5, 3.1
 """The diagnosed target: a run of the process that meets the assumptions, and how far its s lies from the origin."""
+DIAGNOSIS = f"offsupport diagnose --preset assumptions --distance {DISTANCE} --seed {RUN}"
+"""Says all about it."""
 SHOWN = 4
 """So many images of each shifted stage are shown: those in its middle, whatever became of them."""
 SMOOTH = 64
@@ -129,7 +131,7 @@ def demo_page(
     tone = "good" if adapted < alone else "bad"
     numbers = f"{100 * alone:.1f} % \u2192 {100 * adapted:.1f} %"
     tiles = [Tile(numbers, "wrong over the whole stream: the network alone, and adapted as it predicts (auto)", tone)]
-    intro = f"A small network, trained on clean digits, meets a stream that changes under it. {headline(walks)}"
+    intro = "A small network, trained on clean digits, meets a stream that changes under it, alone and adapted."
     sections = [_images(stream, walks), _along(stream, walks, about), _synthetic(table), _theory(diagnosis), _next()]
     return Page("offsupport demo", intro, sections, tiles=tiles)
 
@@ -254,7 +256,7 @@ def _theory(diagnosis: Diagnosis) -> Section:
             ),
             Figure(figures.in_style(partial(diagnosis.plot, half="observed")), "The classes in x."),
         ],
-        facts={"command": f"offsupport diagnose --preset assumptions --distance {DISTANCE} --seed {RUN}"},
+        facts={"command": DIAGNOSIS},
     )
 
 

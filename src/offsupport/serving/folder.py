@@ -536,8 +536,10 @@ def labelled_batches(
         batch_size: Images per batch.
     """
     truth = class_folders(images.files, names, classes)
-    for files, x in images.batches(batch_size):
-        yield (x, torch.tensor([truth[file.partition("/")[0]] for file in files])) if truth else (x,)
+    with progress("Clean images", len(images.files)) as advance:
+        for files, x in images.batches(batch_size):
+            yield (x, torch.tensor([truth[file.partition("/")[0]] for file in files])) if truth else (x,)
+            advance(len(files))
 
 
 def _source_stats(
