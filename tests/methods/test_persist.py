@@ -455,6 +455,8 @@ def statistics_of_auto(tmp_path_factory):
         (lambda t: t | {"class_means": t["class_means"][:-1].clone()}, "hold class_means"),
         (lambda t: t | {"law": -t["law"]}, "hold law"),
         (lambda t: t | {"law": t["law"].reshape(2, 2).clone()}, "hold law"),
+        (lambda t: t | {"first_norm//moments": torch.tensor(1.0)}, "moments of the first norm layer"),
+        (lambda t: t | {"first_norm//moments": torch.zeros(2, 8)}, "moments of the first norm layer"),
         (lambda t: without(t, "calibration//marks"), "lack calibration//marks"),
         (lambda t: t | {"calibration//law": torch.full((4,), 1e9, dtype=torch.float64)}, "has law"),
         (lambda t: t | {"calibration//benefit": torch.zeros(1)}, "has benefit"),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from offsupport.core.errors import InputError
+from offsupport.core.errors import InputError, SourceStatsError
 from offsupport.engine.config import Range
 from offsupport.nn.norm import AdaptiveStatistics, Seen, norm_layers
 from offsupport.nn.normalized import ROOM
@@ -144,7 +144,15 @@ class FirstNorm:
         layers = [layer for _, layer in norm_layers(model)]
         if known is None:
             layers = [layer for layer in layers if isinstance(layer, _BatchNorm) and layer.running_mean is not None]
-        return FirstNorm(layers[0] if layers else None, known)
+        first = layers[0] if layers else None
+        if first is not None and known is not None:
+            wide = getattr(first, "num_features", getattr(first, "num_channels", known.shape[-1] if known.dim() else 0))
+            if known.shape != (2, wide) or not known.is_floating_point() or not float(known[1].sum()) > 0:
+                raise SourceStatsError(
+                    f"These source statistics hold moments of the first norm layer of shape {tuple(known.shape)}.",
+                    "Make them again.",
+                )
+        return FirstNorm(first, known)
 
     @staticmethod
     @contextlib.contextmanager
