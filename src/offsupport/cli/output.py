@@ -28,9 +28,9 @@ def answers_alone() -> Iterator[None]:
     Models of the user's print while they are made or called, here or in a worker. So do libraries that are not Python.
     """
     global _kept
-    plain = sys.stdout
+    plain, standard = sys.stdout, sys.__stdout__
     with contextlib.ExitStack() as undo:
-        if plain is sys.__stdout__ and plain.fileno() == 1:
+        if standard is not None and plain is standard and plain.fileno() == 1:
             plain.flush()
             real = os.dup(1)
             undo.callback(os.close, real)

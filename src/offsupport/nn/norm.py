@@ -112,7 +112,7 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
         return mean, var
     if x.is_contiguous():
         return torch.batch_norm_update_stats(x, None, None, 0.0)
-    pieces = x.split(max(1, PIECE * x.shape[1] * len(x) // x.numel()))
+    pieces = torch.split(x, max(1, PIECE * x.shape[1] * len(x) // x.numel()))
     found = [torch.batch_norm_update_stats(piece, None, None, 0.0) for piece in pieces]
     means, variances = (torch.stack(part) for part in zip(*found, strict=True))
     shares = torch.tensor([len(piece) / len(x) for piece in pieces]).to(means)[:, None]
