@@ -59,7 +59,7 @@ class AutoConfig(MinimalConfig):
     """How much the bold prediction counts where the shift is large; None is what simulated shifts told. 0: no steps."""
     least: int = 16
     """The smallest batch that the bold prediction is asked for."""
-    lr: float = 2e-2
+    lr: float = 1e-2
     """Step size of SGD for batches of 64 images and more; smaller ones take shorter steps."""
     momentum: float = 0.9
     """Momentum of SGD."""

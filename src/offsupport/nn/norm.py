@@ -99,7 +99,7 @@ PIECE = 1024
 def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel, (C,), without a gradient.
 
-    As exact as ``torch.var_mean`` and as quick as batch norm: its own kernel takes a third of the time, and with
+    Within 2e-6 of ``torch.var_mean`` and as quick as batch norm: its own kernel takes a third of the time, and with
     channels last a twentieth. There it adds single numbers, so that it is given pieces, and their moments are joined.
 
     Example:
