@@ -61,7 +61,7 @@ def test_unreadable_image_is_named(tmp_path):
 
 
 def test_empty_and_absent_folders(tmp_path):
-    with pytest.raises(DataMissingError, match="Neither .* hold images"):
+    with pytest.raises(DataMissingError, match=r"Neither .* hold images"):
         load("folder", tmp_path)
     with pytest.raises(DataMissingError, match="not a folder"):
         load("folder", tmp_path / "nowhere")
