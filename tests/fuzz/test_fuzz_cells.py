@@ -45,6 +45,6 @@ def test_cells(tmp_path_factory, data):
             prepare([Cell(kind, config)], Place(tmp_path_factory.getbasetemp()))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("offsupport.studies.models._trained", no_work)  # a name that is right means training for a minute
+        patch.setattr("offsupport.training.train_on_the_spot", no_work)  # a name that is right means half a minute
         patch.setitem(MODELS._items, "hostile-tiny", BuiltIn("for this test", model, model, kept=False))
         attempt(ready)
