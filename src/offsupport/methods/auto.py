@@ -47,6 +47,8 @@ FAINT = 0.05
 """A bold prediction that would count less is not asked."""
 PLAIN = 4.0
 """A shift score that is not yet plain, for models without batch statistics."""
+UNSCALED = 0.5
+"""What is left of a step where no batch norm takes the scale out of the weights before it."""
 WATCHED = 4
 """Of so many batches one is given to the source model, for the estimate; no step is taken on it."""
 
@@ -59,8 +61,8 @@ class AutoConfig(MinimalConfig):
     """How much the bold prediction counts where the shift is large; None is what simulated shifts told. 0: no steps."""
     least: int = 16
     """The smallest batch that the bold prediction is asked for."""
-    lr: float = 1e-2
-    """Step size of SGD for batches of 64 images and more; smaller ones take shorter steps."""
+    lr: float = 2e-2
+    """Step size of SGD for batches of 64 images and more; smaller ones, and models without batch norm, take less."""
     momentum: float = 0.9
     """Momentum of SGD."""
     pull: float = 0.002
@@ -202,10 +204,14 @@ class Auto(Adapter):
             logits = self.network(x, leaves)
         if learns:
             try:
-                self._learn(-mutual_information(as_rows(logits)), leaves, min(1.0, len(x) / BATCH))
+                self._learn(-mutual_information(as_rows(logits)), leaves, self._length(x))
             except StepRejected as rejected:
                 self.count(rejected.event)  # the predictions stand: they were made before the step
         return logits.detach()
+
+    def _length(self, x: Tensor) -> float:
+        """Return which share of a whole step a batch is worth."""
+        return min(1.0, len(x) / BATCH) * (1.0 if self.norm_statistics.layers else UNSCALED)
 
     def _learn(self, loss: Tensor, leaves: dict[str, Tensor], length: float) -> None:
         """Let the bold weights follow the gradient of a loss."""
