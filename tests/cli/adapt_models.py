@@ -29,3 +29,13 @@ def autoencoder():
 def broken():
     """Fail as code of anybody's may."""
     return 1 / 0
+
+
+def careless():
+    """Be made, and fail when asked."""
+    return Careless()
+
+
+class Careless(nn.Module):
+    def forward(self, x):
+        return {"logit": x.mean((2, 3))}["logits"]

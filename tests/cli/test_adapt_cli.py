@@ -282,6 +282,8 @@ def test_weights_of_all_kinds_get_a_remedy_that_works(call, tmp_path):
         (("--method", "bn", "--model", "digits-small", "--images", "large"), 2, "--size 32"),
         (("--method", "source", "--model", "adapt_models:only_16"), 2, "does not take colour images of 32x32"),
         (("--method", "bn", "--model", "adapt_models:dense"), 2, "predicts every position"),
+        (("--method", "source", "--model", "adapt_models:careless"), 2, "own code failed in line"),
+        (("--method", "bn", "--model", "nothing"), 2, "Unknown model 'nothing'"),
         (("--method", "bn", "--network", "resnet18"), 2, "Leave --network"),
         (("--method", "source", "--classes", "in/two.txt"), 2, "2 names, and the model 10 classes"),
     ],

@@ -42,6 +42,7 @@ def test_without_the_extra_the_line_that_installs_it_is_said(command, monkeypatc
         (["--model", "evil:function", "--size", "8"], "--allow-code"),
         (["--model", "zoo:cifar10-resnet18x0.25-supervised", "--untrusted", "--method", "tent"], "no bound"),
         (["--model", "file:model.pth"], "--size N"),
+        (["--model", "nothing"], "Unknown model 'nothing'"),
     ],
 )
 def test_mistakes_are_sentences(command, words, said):

@@ -115,6 +115,7 @@ def source_model(
     from offsupport.studies import models
 
     if network is None and normalization is None:
+        models.check_name(name, code)
         return SourceModel(name, lambda: models.source_model(name, folder, code), trained_on(name))
     if not name.startswith("file:"):
         raise ConfigError(f"{name} says itself which network it is.", "Leave --network and --normalization out.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from offsupport.cli.adapt import source_model
 from offsupport.cli.output import JSON, as_option, emit_json, emit_table, say, tell
 from offsupport.cli.settings import AllowCode, allowed, parse_settings
 from offsupport.core.errors import ConfigError, DataMissingError, FileError
@@ -65,7 +66,7 @@ def diagnose(
         _refuse(context, set(context.params) - OF_NETWORKS, "a network")
         if model is None or images is None:
             raise ConfigError("A network and its images come together.", "Give --model and --images.")
-        given = _source_model(model, out, allowed([model], allow_code))
+        given = source_model(model, None, None, out, allowed([model], allow_code))
         _of_network(given, images, source, (size, resize), out, json)
         return
     _refuse(context, {"size", "resize", "allow_code"}, "a process or arrays")
@@ -225,13 +226,6 @@ def _numbers(results: list[Diagnosis]) -> dict[str, list[float]]:
 
 
 # A network and a folder of images: --model M --images DIR.
-
-
-def _source_model(name: str, folder: Path, code: frozenset[str]) -> SourceModel:
-    from offsupport.serving.source_model import SourceModel, trained_on
-    from offsupport.studies import models
-
-    return SourceModel(name, lambda: models.source_model(name, folder, code), trained_on(name))
 
 
 def _of_network(

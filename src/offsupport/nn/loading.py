@@ -277,16 +277,18 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
     network = network or manifest.get("network")
     normalization = normalization or manifest.get("normalization")
     if isinstance(network, str) and not isinstance(normalization, str):
+        known = ", ".join(NORMALIZATIONS)
         raise ModelError(
             f"{path} does not say how its network standardises images.",
-            'Say what it was trained on: normalization="imagenet" (on the command line --normalization imagenet). '
-            f"Known: {', '.join(NORMALIZATIONS)}.",
+            "Say what it was trained on: --normalization imagenet on the command line, in Python "
+            f'normalization="imagenet". Known: {known}.',
         )
     if not (isinstance(network, str) and isinstance(normalization, str)):
         raise ModelError(
             f"{path} does not say which network its weights belong to.",
-            'Say it: network="resnet50", normalization="imagenet" (on the command line --network resnet50 '
-            "--normalization imagenet). For a network of your own: module:function with --allow-code.",
+            "Say it: --network resnet50 --normalization imagenet on the command line, in Python "
+            'network="resnet50", normalization="imagenet". For a network of your own: module:function with '
+            "--allow-code.",
         )
     if network.startswith("mae-"):
         named = our_names(weights)

@@ -21,7 +21,6 @@ from offsupport.core.errors import (
     InputError,
     ModelError,
     OffsupportError,
-    ShapeError,
     Spelling,
     as_keyword,
 )
@@ -46,7 +45,7 @@ from offsupport.functional import wilson
 from offsupport.methods import METHODS, adapt, source_stats
 from offsupport.monitor import Estimate, Interval
 from offsupport.serving.image_files import ImageFiles, first_frames, shuffle_files, square, walk_images
-from offsupport.serving.source_model import SourceModel, as_source_model
+from offsupport.serving.source_model import SourceModel, as_source_model, logits_of
 
 SOURCE_IMAGES = 2000
 """Source statistics are taken from so many images at most, as in the bench."""
@@ -627,15 +626,8 @@ def _add(total: dict[str, int], new: Mapping[str, int]) -> None:
 
 
 def _logits(adapter: Adapter, x: Tensor, spell: Spelling) -> Tensor:
-    """Adapt to a batch; a model that cannot take such images is the user's mistake, with a remedy."""
-    try:
-        logits: Tensor = adapter(x)
-    except (RuntimeError, ValueError, AssertionError, ShapeError) as error:
-        why = str(error.__cause__ or error).strip().partition("\n")[0]
-        raise InputError(
-            f"The model does not take colour images of {x.shape[3]}x{x.shape[2]} ({why}).",
-            f"Give the size it was made for: {spell('size', 'N')}.",
-        ) from error
+    """Adapt to a batch; a model whose answers a table cannot hold is refused."""
+    logits = logits_of(adapter, x, spell)
     if logits.dim() != 2:
         raise ModelError(
             f"The model predicts every position: its logits have shape {tuple(logits.shape)}.",

@@ -31,7 +31,6 @@ from offsupport.core.errors import (
     InputError,
     ModelError,
     OffsupportError,
-    ShapeError,
     Spelling,
     as_keyword,
 )
@@ -44,7 +43,7 @@ from offsupport.engine.source_stats import SourceStats
 from offsupport.methods import METHODS, adapt, source_stats
 from offsupport.serving.folder import SOURCE_IMAGES, class_names, labelled_batches
 from offsupport.serving.image_files import ImageFiles, as_tensor, shuffle_files, square, walk_images
-from offsupport.serving.source_model import SourceModel, as_source_model
+from offsupport.serving.source_model import SourceModel, as_source_model, logits_of
 from offsupport.serving.stream import Answer, Limits, RefusedError, Stream
 
 DEFAULT_STREAM = "default"
@@ -506,14 +505,7 @@ def _read_index(folder: Path) -> list[dict[str, Any]]:
 def _count_classes(adapted: Adapter, size: int, spell: Spelling) -> int:
     """Return how many classes a model knows, by asking it; a size that it does not take is refused here."""
     probe = torch.full((1, CHANNELS, size, size), 0.5)
-    try:
-        logits = adapted.source_view(probe)[0]
-    except (RuntimeError, ValueError, AssertionError, ShapeError) as error:
-        why = str(error.__cause__ or error).strip().partition("\n")[0]
-        raise InputError(
-            f"The model does not take colour images of {size}x{size} ({why}).",
-            f"Give the size it was made for: {spell('size', 'N')}.",
-        ) from error
+    logits = logits_of(lambda x: adapted.source_view(x)[0], probe, spell)
     if logits.dim() != 2:
         raise ModelError(
             f"The model predicts every position: its logits have shape {tuple(logits.shape)}.",

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor, nn
 
+import offsupport
 from offsupport import zoo
-from offsupport.core.errors import ConfigError, Spelling, as_keyword
+from offsupport.core.errors import (
+    ConfigError,
+    InputError,
+    ModelError,
+    OffsupportError,
+    ShapeError,
+    Spelling,
+    as_keyword,
+)
 from offsupport.data import load
 from offsupport.data.folders import CROP, RESIZE, imagenet_class_names
 from offsupport.nn.loading import load_model
 
 IMAGENET = "imagenet"
+PACKAGE = Path(offsupport.__file__).parent
+"""Where our own code is."""
 _SIDES = {"digits": 32, "cifar10": 32, "cifar100": 32, "tiny100": 32, IMAGENET: CROP}
 """Side of the images of the data sets that models of ours are trained on."""
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -94,3 +107,26 @@ def as_source_model(model: nn.Module | str | SourceModel) -> SourceModel:
     if isinstance(model, str):
         return SourceModel(model, partial(load_model, model), trained_on(model))
     return SourceModel(type(model).__name__, lambda: model)
+
+
+def logits_of(ask: Callable[[Tensor], Tensor], x: Tensor, spell: Spelling) -> Tensor:
+    """Return what a model says of images; one that cannot take them, or fails by itself, is named with a remedy."""
+    try:
+        return ask(x)
+    except (RuntimeError, ValueError, AssertionError, ShapeError) as error:
+        why = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise InputError(
+            f"The model does not take colour images of {x.shape[3]}x{x.shape[2]} ({why}).",
+            f"Give the size it was made for: {spell('size', 'N')}.",
+        ) from error
+    except OffsupportError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if Path(last.filename).is_relative_to(PACKAGE):
+            raise  # ours, and nobody else's
+        raise ModelError(
+            f"The model's own code failed in line {last.lineno} of {Path(last.filename).name} "
+            f"({type(error).__name__}: {error}).",
+            "Repair it: it must take a batch of images and return logits.",
+        ) from error

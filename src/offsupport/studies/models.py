@@ -120,15 +120,27 @@ def source_model(name: str, folder: Path, code: Collection[str] = frozenset()) -
         if "@" in name and pinned(plain) != name:
             raise ModelError(f"The weights of {plain} have changed: this asks for {name}.", "Begin a new run.")
         return load_model(plain)
+    check_name(name, code)
     if ":" not in name:
-        found = _built_in(name)
+        found = MODELS[name]
         return _kept(found, folder / "models" / f"{name}.safetensors") if found.kept else _made_by(found.train, name)
-    if name not in code:
+    return _made_by(_imported(name), name)
+
+
+def check_name(name: str, code: Collection[str] = frozenset()) -> None:
+    """Refuse a name that no model can have, before anything is loaded: see :func:`source_model`."""
+    from offsupport.nn.loading import MODEL_PREFIXES, as_file
+
+    if name.startswith(MODEL_PREFIXES) or name in MODELS or name in code:
+        return
+    if ":" in name:
         raise ConfigError(
             f"The model {name!r} is code, and code runs only if you name it and allow it.",
             f"Write file:{name} for that file." if Path(name).exists() else f"Add: --model {name} --allow-code",
         )
-    return _made_by(_imported(name), name)
+    others = "zoo:NAME, file:PATH, pip:NAME, timm:NAME, module:function with --allow-code"
+    forms = f"{nearest(name, MODELS)} Other models: {others}."
+    raise ConfigError(f"Unknown model {name!r}.", as_file(name) or forms)
 
 
 def _imported(name: str) -> Callable[[], Any]:
@@ -159,16 +171,6 @@ def _made_by(make: Callable[[], Any], name: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned {type(model).__name__}.", "It must return a torch.nn.Module.")
     return model.eval()
-
-
-def _built_in(name: str) -> BuiltIn:
-    from offsupport.nn.loading import as_file
-
-    if name in MODELS:
-        return MODELS[name]
-    others = "zoo:NAME, file:PATH, pip:NAME, timm:NAME, module:function with --allow-code"
-    forms = f"{nearest(name, MODELS)} Other models: {others}."
-    raise ConfigError(f"Unknown model {name!r}.", as_file(name) or forms)
 
 
 def _kept(source: BuiltIn, path: Path) -> nn.Module:
