@@ -134,6 +134,8 @@ def run_regret(config: RegretConfig, place: Place) -> Outcome:
     torch.set_num_threads(config.threads)
     model = source_model(config.model, place.folder, place.code).eval()
     stream, starts = stream_of_stages(config, place)
+    for here, domain in enumerate(stream.domains):
+        domain.dataset.images(stream.plan.rows[stream.plan.domain == here])  # at once is quicker than one by one
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         stats = _kept_stats(config, model, place)
@@ -249,12 +251,16 @@ def stream_of_stages(config: RegretConfig, place: Place) -> tuple[Stream, set[in
     same stages and order have them in the same order, whatever the size of a batch.
     """
     from offsupport.data.catalog import Access
+    from offsupport.data.corrupted import Corrupted
     from offsupport.data.order import Plan, permutation
+    from offsupport.data.remembered import Remembered
     from offsupport.data.streams import Domain, Stream
 
     stages, spec = _spec_of(config)
     access = Access(spec, place.data)
-    domains = [Domain(stage, access.open(stage.corruption, stage.severity)) for stage in stages]
+    opened = [access.open(stage.corruption, stage.severity) for stage in stages]
+    sets = [Remembered(each) if isinstance(each, Corrupted) else each for each in opened]
+    domains = [Domain(stage, each) for stage, each in zip(stages, sets, strict=True)]
     labels = domains[0].dataset.labels
     count = min(config.limit or len(labels), len(labels))
     rows = np.random.default_rng(derive_seed("regret", config.seed)).permutation(len(labels))[:count]
