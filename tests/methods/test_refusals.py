@@ -312,3 +312,15 @@ def test_dropout_switched_on_inside_stays_off():
 def test_numbers_are_finite(lr):
     with pytest.raises(ConfigError, match="a number"):
         offsupport.adapt(nn.BatchNorm1d(3), "tent", lr=lr)
+
+
+def test_a_network_that_nothing_can_be_learnt_by_is_refused_at_once():
+    lazy = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(3))
+    with pytest.raises(ModelError, match="lazy") as error:
+        offsupport.adapt(lazy)
+    refusal(error, "Pass a batch of images through the model")
+    lazy(torch.rand(1, 3, 8, 8))
+    assert offsupport.adapt(lazy)(torch.rand(2, 3, 8, 8)).shape == (2, 3)
+    with pytest.raises(ModelError, match="DataParallel") as error:
+        offsupport.adapt(nn.DataParallel(lazy))
+    refusal(error, "model.module")

@@ -546,7 +546,7 @@ def test_what_is_missing_is_said(model, stats):
     with pytest.raises(ConfigError, match="monitor=True"):
         offsupport.adapt(model, "bn").estimate()
     adapted = offsupport.adapt(model, "tent", monitor=True)
-    assert "0 were seen" in adapted.estimate().reason
+    assert "so far it saw 0" in adapted.estimate().reason
     adapted(toy_images(64, seed=0)[0])
     found = adapted.estimate()
     assert found.verdict == "unknown"

@@ -917,6 +917,16 @@ def check_model(model: nn.Module, info: MethodInfo) -> None:
             "A traced or scripted model shows no layers that could adapt.",
             "Adapt the nn.Module it was made of, and export afterwards: torch.jit.trace(adapted.freeze(x), x).",
         )
+    if isinstance(model, nn.DataParallel):
+        raise ModelError(
+            "DataParallel copies a model for every batch, and what adapts would be lost with the copies.",
+            "Adapt the network inside it, model.module, one adapter per GPU.",
+        )
+    if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise ModelError(
+            "Some layers of this model are lazy and have no weights yet.",
+            "Pass a batch of images through the model once, or load its weights, before you adapt it.",
+        )
     batch_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for _, layer in norm_layers(model))
     if info.norm == "batch" and not batch_norm:
         raise ModelError(
