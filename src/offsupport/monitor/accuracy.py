@@ -171,7 +171,8 @@ def estimate(window: Window, calibration: Calibration | None) -> Estimate:
     """Return what can be said of the last answers of a stream."""
     n = window.images
     if n < FEWEST:
-        return _unknown(window, f"an estimate needs {FEWEST} images that the source model saw, too; so far it saw {n}.", "unknown", bare=True)
+        reason = f"an estimate needs {FEWEST} images that the source model saw, too; so far it saw {n}."
+        return _unknown(window, reason, "unknown", bare=True)
     order = order_of(window)
     if calibration is None:
         return _unknown(
