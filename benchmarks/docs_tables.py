@@ -16,9 +16,9 @@ a command and a table for each protocol that was run.
 ``<!-- changing_stream errors -->`` has the stages of a stream, ``<!-- estimate streams -->`` accuracy without labels,
 ``<!-- dense_attempts attempts -->`` attempts on dense shifts, ``<!-- readings vae -->`` the readings of one estimator,
 ``<!-- norm_statistics streams -->`` methods on other statistics, ``<!-- minimal_rule errors -->`` what `minimal`
-carries images back to, ``<!-- minimal_attempts errors -->`` bolder rules of it, ``<!-- no_clean_images errors -->``
-`auto` without clean images, ``<!-- paper_cost hours -->`` GPU hours, ``<!-- shift_score goals -->`` what is called off
-the support, ``<!-- streaming ratios -->`` single images
+carries images back to, ``<!-- minimal_attempts errors -->`` bolder rules of it, ``<!-- auto_rule errors -->`` the
+predictions of `auto`, ``<!-- no_clean_images errors -->`` `auto` without clean images, ``<!-- paper_cost hours -->``
+GPU hours, ``<!-- shift_score goals -->`` what is called off the support, ``<!-- streaming ratios -->`` single images
 beside the plain model, ``<!-- fig3_map lines -->`` maps of Figure 3, and ``<!-- method table -->`` the methods of the
 registry.
 --check changes nothing and fails if a table is not what the results say.
@@ -478,6 +478,22 @@ def _rules(rows: list[dict[str, Any]]) -> list[str]:
     )
 
 
+def _predictions_of_auto(rows: list[dict[str, Any]]) -> list[str]:
+    """Return errors of `auto` and of its two predictions by network and step size, means over the kinds of streams."""
+    names = [name for name in rows[0] if name not in ("network", "lr", "streams")]
+    found = {(row["network"], row["lr"]): [own for own in rows if own["network"] == row["network"]] for row in rows}
+    return _markdown(
+        ["network, step size: error, %", *names],
+        [
+            [
+                f"{network}, {lr:g}",
+                *(f"{statistics.fmean(own[name] for own in rows if own['lr'] == lr):.1f}" for name in names),
+            ]
+            for (network, lr), rows in found.items()
+        ],
+    )
+
+
 def _without_clean(rows: list[dict[str, Any]]) -> list[str]:
     """Return errors on shifted and on clean images by network and order, a column for each method."""
     names = [name.removesuffix(": clean") for name in rows[0] if name.endswith(": clean")]
@@ -561,6 +577,7 @@ OF_FILES = {
     ("norm_statistics", "streams"): lambda payload: _statistics(payload["summary"]),
     ("minimal_rule", "errors"): lambda payload: _rules(payload["rows"]),
     ("minimal_attempts", "errors"): lambda payload: _rules(payload["rows"]),
+    ("auto_rule", "errors"): lambda payload: _predictions_of_auto(payload["rows"]),
     ("no_clean_images", "errors"): lambda payload: _without_clean(payload["rows"]),
     ("changing_stream", "errors"): _stages,
     ("paper_cost", "hours"): _hours,
