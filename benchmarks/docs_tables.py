@@ -479,17 +479,15 @@ def _rules(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _predictions_of_auto(rows: list[dict[str, Any]]) -> list[str]:
-    """Return errors of `auto` and of its two predictions by network and step size, means over the kinds of streams."""
+    """Return errors of `auto` and of its two predictions by kind of stream and step size, means over networks."""
     names = [name for name in rows[0] if name not in ("network", "lr", "streams")]
-    found = {(row["network"], row["lr"]): [own for own in rows if own["network"] == row["network"]] for row in rows}
+    kinds = dict.fromkeys((row["streams"], row["lr"]) for row in rows)
     return _markdown(
-        ["network, step size: error, %", *names],
+        ["streams, step size: error, %", *names],
         [
-            [
-                f"{network}, {lr:g}",
-                *(f"{statistics.fmean(own[name] for own in rows if own['lr'] == lr):.1f}" for name in names),
-            ]
-            for (network, lr), rows in found.items()
+            [f"{kind}, {lr:g}", *(f"{statistics.fmean(row[name] for row in own):.1f}" for name in names)]
+            for kind, lr in kinds
+            for own in [[row for row in rows if (row["streams"], row["lr"]) == (kind, lr)]]
         ],
     )
 

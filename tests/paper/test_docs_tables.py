@@ -97,16 +97,16 @@ def test_attempts_have_a_line_each(tmp_path):
     assert found[3] == "| one fit | 0.800 (0.700 to 0.900) | 0.700 (0.600 to 0.800) | 2.81 | 1.0 |"
 
 
-def test_the_predictions_of_auto_are_means_over_kinds_of_streams(tmp_path):
+def test_the_predictions_of_auto_are_means_over_networks(tmp_path):
     rows = [
         {"network": "joint", "lr": 0.02, "streams": "mixed", "auto": 20.0, "bold": 30.0},
-        {"network": "joint", "lr": 0.02, "streams": "turns of 32", "auto": 21.0, "bold": 32.0},
+        {"network": "resnet20", "lr": 0.02, "streams": "mixed", "auto": 21.0, "bold": 32.0},
         {"network": "joint", "lr": 0.04, "streams": "mixed", "auto": 19.5, "bold": 28.0},
     ]
     (tmp_path / "auto_rule.json").write_text(json.dumps({"rows": rows}))
     found = writer().write_tables("<!-- auto_rule errors -->\n<!-- /auto_rule errors -->", tmp_path).splitlines()
-    assert found[1] == "| network, step size: error, % | auto | bold |"
-    assert found[3:5] == ["| joint, 0.02 | 20.5 | 31.0 |", "| joint, 0.04 | 19.5 | 28.0 |"]
+    assert found[1] == "| streams, step size: error, % | auto | bold |"
+    assert found[3:5] == ["| mixed, 0.02 | 20.5 | 31.0 |", "| mixed, 0.04 | 19.5 | 28.0 |"]
 
 
 def test_the_leaderboard_has_one_command_for_a_table_and_what_leads_in_bold(tmp_path):
