@@ -29,3 +29,18 @@ def in_process(monkeypatch):
                 job.done(cell)
 
     monkeypatch.setattr(Local, "_run", run)
+
+
+@pytest.fixture(scope="session")
+def start_ray():
+    """Return what starts a node by a function: Ray gives it half a minute, which a busy machine may not have."""
+
+    def start(begin, tries=5):
+        try:
+            return begin()
+        except Exception as error:
+            if tries == 1 or "timed out during startup" not in str(error):
+                raise
+        return start(begin, tries - 1)
+
+    return start
