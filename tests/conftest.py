@@ -1,6 +1,8 @@
 """What tests of several folders share."""
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +31,25 @@ def in_process(monkeypatch):
                 job.done(cell)
 
     monkeypatch.setattr(Local, "_run", run)
+
+
+@pytest.fixture(scope="session")
+def start_ray():
+    """Return what starts a node by a function: Ray gives it half a minute, which a busy machine may not have."""
+
+    def children():
+        path = Path(f"/proc/self/task/{os.getpid()}/children")
+        return set(map(int, path.read_text().split())) if path.exists() else set()
+
+    def start(begin, tries=5):
+        before = children()
+        try:
+            return begin()
+        except Exception as error:
+            if tries == 1 or "timed out during startup" not in str(error):
+                raise
+            for left in children() - before:  # Ray keeps what it has begun
+                os.kill(left, signal.SIGKILL)
+        return start(begin, tries - 1)
+
+    return start

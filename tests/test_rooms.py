@@ -114,6 +114,7 @@ ALONE = {
     "report/frontier.py": "error against time: a drawing of its own, as the other figures are full",
     "data/tiny100.py": "a data set: one reader for one layout",
     "studies/afterwards.py": "what a stream leaves behind: a measure of its own, for cells that ask for it",
+    "data/remembered.py": "images kept between cells: about memory, not about the table that asks for them",
     "data/protocols.py": "public: the streams of the literature by name",
     "data/checking.py": "imported by the verb that checks: no other reader needs it",
     "testing/data.py": "the contracts of corruptions and of data sets; the package above it is the public face",

@@ -1,6 +1,7 @@
 """Runs that are killed, starved and damaged: what they end with is what an undisturbed run ends with."""
 
 import errno
+import functools
 import json
 import os
 import random
@@ -55,9 +56,17 @@ def results(folder: Path) -> dict[str, str]:
     return found
 
 
-def undisturbed(folder: Path, behaviour: str = "brief", count: int = CELLS) -> dict[str, str]:
-    run_grid([square_cell(x, behaviour) for x in range(count)], Place(folder), {"verb": "bench"}, workers=2)
-    return results(folder)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Return what gives the folder of a run that nobody disturbs; each of them is computed once."""
+
+    @functools.cache
+    def run(behaviour: str = "brief", count: int = CELLS) -> Path:
+        folder = tmp_path_factory.mktemp("whole")
+        run_grid([square_cell(x, behaviour) for x in range(count)], Place(folder), {"verb": "bench"}, workers=2)
+        return folder
+
+    return run
 
 
 def computed(folder: Path) -> list[int]:
@@ -72,7 +81,7 @@ def until(condition, seconds: float = PATIENCE) -> None:
         time.sleep(0.01)
 
 
-def test_the_whole_group_killed_at_ten_random_moments(tmp_path):
+def test_the_whole_group_killed_at_ten_random_moments(tmp_path, undisturbed):
     rng = random.Random(0)
     out = tmp_path / "killed"
     kills = 0
@@ -88,13 +97,13 @@ def test_the_whole_group_killed_at_ten_random_moments(tmp_path):
     code, _ = ended(start(out))
     assert code == 0
     assert kills >= 5, "the kills must fall into the middle of the run"
-    assert results(out) == undisturbed(tmp_path / "whole")
-    assert (out / "grid.json").read_bytes() == (tmp_path / "whole" / "grid.json").read_bytes()
+    assert results(out) == results(undisturbed())
+    assert (out / "grid.json").read_bytes() == (undisturbed() / "grid.json").read_bytes()
     assert len(computed(out)) <= CELLS + 2 * kills
     assert not list(out.rglob("*.tmp"))
 
 
-def test_single_workers_killed_five_times(tmp_path):
+def test_single_workers_killed_five_times(tmp_path, undisturbed):
     rng = random.Random(1)
     out = tmp_path / "killed"
     run = start(out)
@@ -105,7 +114,7 @@ def test_single_workers_killed_five_times(tmp_path):
     assert code == 0
     assert said.count("exit code -9; trying again") == 5
     assert CELLS <= len(computed(out)) <= CELLS + 5
-    assert results(out) == undisturbed(tmp_path / "whole")
+    assert results(out) == results(undisturbed())
 
 
 def workers_of(pid: int) -> list[int]:
@@ -164,12 +173,12 @@ def test_the_second_interrupt_stops_at_once(tmp_path):
     assert code == 130
     assert "Traceback" not in said
     assert not (tmp_path / "cells").exists()
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=20)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize("moment", ["os.open", "os.fsync", "os.replace"])
-def test_a_bad_disk_fails_its_cells_and_the_next_run_makes_up_for_it(tmp_path, moment, error):
+def test_a_bad_disk_fails_its_cells_and_the_next_run_makes_up_for_it(tmp_path, undisturbed, moment, error):
     """The kind makes the call fail in its worker, from its third cell on, as long as the flag is there."""
     out = tmp_path / "run"
     out.mkdir()
@@ -184,11 +193,11 @@ def test_a_bad_disk_fails_its_cells_and_the_next_run_makes_up_for_it(tmp_path, m
     assert ended(start(out, "bad disk", workers=1, count=6))[0] == 0
     after = results(out)
     assert kept.items() <= after.items()
-    assert after == undisturbed(tmp_path / "whole", "bad disk", 6)
+    assert after == results(undisturbed("bad disk", 6))
     assert not list(out.rglob("*.tmp"))
 
 
-def test_a_disk_that_is_really_full(tmp_path):
+def test_a_disk_that_is_really_full(tmp_path, undisturbed):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -209,7 +218,7 @@ def test_a_disk_that_is_really_full(tmp_path):
         assert results(disk / "run") == kept
         ballast.unlink()
         assert ended(start(disk / "run", "fine", workers=1, count=4))[0] == 0
-        assert results(disk / "run") == undisturbed(tmp_path / "whole", "fine", 4)
+        assert results(disk / "run") == results(undisturbed("fine", 4))
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -227,8 +236,8 @@ DAMAGES = ["flip"] * 100 + ["cut"] * 40
 
 def test_140_damaged_results_are_found_and_computed_again(tmp_path):
     cells = [square_cell(x) for x in range(140)]
-    whole = undisturbed(tmp_path, "fine", 140)
-    store = Store(tmp_path)
+    run_grid(cells, Place(tmp_path), {"verb": "bench"}, workers=2)
+    whole, store = results(tmp_path), Store(tmp_path)
     rng = random.Random(2)
     for cell, how in zip(cells, DAMAGES, strict=True):
         path = store.path(cell.key)

@@ -10,7 +10,7 @@ from offsupport.core.errors import ConfigError, ModelError
 from offsupport.core.files import sha256_file
 from offsupport.nn import build_network
 from offsupport.studies import AdaptConfig
-from offsupport.studies.models import MODELS, BuiltIn, pinned, register_model, source_model
+from offsupport.studies.models import MODELS, BuiltIn, pinned, register_model, source_model, unpinned
 
 
 @pytest.fixture
@@ -77,6 +77,26 @@ def test_files_and_zoo_models_are_pinned_by_their_weights(tmp_path):
         pinned("zoo:nothing")
     for card in map(zoo.card, zoo.names()):
         assert pinned(f"zoo:{card['name']}") == f"zoo:{card['name']}@{card['file_sha256'][:12]}"
+
+
+def test_the_path_of_a_file_may_hold_an_at(tmp_path):
+    path = tmp_path / "me@home" / "model@best.safetensors"
+    path.parent.mkdir()
+    network = build_network("resnet18x0.0625", 10, "cifar10")
+    save_tensors(path, network.state_dict(), {"network": "resnet18x0.0625", "normalization": "cifar10"})
+    name = pinned(f"file:{path}")
+    assert name == f"file:{path}@{sha256_file(path)[:12]}"
+    assert (pinned(name), unpinned(name), unpinned(f"file:{path}")) == (name, f"file:{path}", f"file:{path}")
+    for each in (name, f"file:{path}"):
+        assert torch.equal(source_model(each, tmp_path).model.fc.weight, network.model.fc.weight)
+    with pytest.raises(ModelError, match="have changed"):
+        source_model(f"file:{path}@{'0' * 12}", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ":y", "x\0:y", "\ud800"])
+def test_a_name_that_no_file_can_have_is_an_unknown_model(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"Unknown model|is code"):
+        source_model(name, tmp_path)
 
 
 def test_a_registered_model_is_made_by_its_function_and_kept_nowhere(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.fault]
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(start_ray):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'offsupport[ray]'")
     from ray.cluster_utils import Cluster
 
@@ -29,8 +29,9 @@ def cluster():
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_health_check_period_ms", "500")
         patch.setenv("PYTHONPATH", str(HERE), prepend=":")
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-        made.extra = made.add_node(num_cpus=1)
+        made = Cluster()
+        start_ray(lambda: made.add_node(num_cpus=1))
+        made.extra = start_ray(lambda: made.add_node(num_cpus=1))
         yield made
         made.shutdown()
 

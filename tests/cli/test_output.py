@@ -1,4 +1,9 @@
-"""Tables on a terminal: wide ones come in parts, and no number is broken."""
+"""Tables on a terminal: wide ones come in parts, and no number is broken; answers for scripts come at once."""
+
+import subprocess
+import sys
+import textwrap
+import threading
 
 import pytest
 
@@ -20,3 +25,23 @@ def test_wide_tables_come_in_parts(width, parts, capsys, monkeypatch):
     if width > 40:
         assert all(method in printed for method in METHODS)
     assert all(len(line) <= width for line in printed.splitlines())
+
+
+def test_an_answer_is_there_before_the_verb_ends():
+    """A script that starts a service reads its address, and the service goes on."""
+    program = """
+        from offsupport.cli.output import answers_alone, emit_json
+        with answers_alone():
+            print("a model that talks")
+            emit_json({"url": "here"})
+            input()
+    """
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], text=True, **pipes) as process:
+        patience = threading.Timer(60, process.kill)
+        patience.start()
+        read = "".join(process.stdout.readline() for _ in range(3))
+        patience.cancel()
+        assert read == '{\n "url": "here"\n}\n'
+        out, errors = process.communicate("\n")
+        assert (out, errors, process.returncode) == ("", "a model that talks\n", 0)

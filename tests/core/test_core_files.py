@@ -138,5 +138,5 @@ def test_who_comes_second_waits_for_the_first(tmp_path):
         with files.file_lock(tmp_path / "another.bin"):  # nobody is making that one
             time.sleep(0.2)
         ended.append("first")
-    other.join(10)
+    other.join(60)
     assert ended == ["first", "second"]

@@ -62,3 +62,19 @@ def test_what_was_asked_for_last_stays(monkeypatch, kept):
     assert list(kept) == [noise.sha256]
     assert len(fog.images(range(20))) == 20, "more than there is room for is still given"
     assert not kept
+
+
+def test_what_somebody_does_to_his_images_is_nobody_elses():
+    kept = Remembered(load("digits-c", corruption="fog"))
+    first = kept.images([0, 1])
+    before = first.copy()
+    first[:] = 0
+    assert np.array_equal(kept.images([0, 1]), before)
+
+
+def test_rows_that_cannot_be_made_leave_the_others_as_they_were():
+    kept = Remembered(load("digits-c", corruption="fog"))
+    before = kept.images([0])
+    with pytest.raises(IndexError):
+        kept.images([0, 10**6])
+    assert np.array_equal(kept.images([0]), before)

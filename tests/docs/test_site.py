@@ -71,7 +71,7 @@ def test_search_works_from_disk(driver, site, width):
     box = driver.find_element("css selector", ".md-search__input")
     box.click()
     box.send_keys("freeze")
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not (found := driver.find_elements("css selector", ".md-search-result__item")) and time.monotonic() < end:
         time.sleep(0.3)
     assert len(found) > 2

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import offsupport
 from offsupport.core.errors import ConfigError, InputError, ModelError
 from offsupport.nn import resnet18
+from offsupport.testing import NETWORKS
+from offsupport.testing.case import stream
 
 
 def network(seed=0):
@@ -177,3 +179,19 @@ def test_probabilities_are_noticed_once():
 def test_batches_that_cannot_be_scored_say_why(batch, said):
     with pytest.raises(InputError, match=said):
         offsupport.evaluate(offsupport.adapt(network(), "bn"), [batch])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, of what it leaves out
+@pytest.mark.parametrize("method", ["tent", "minimal"])
+def test_a_compiled_model_adapts_as_it_does_without(method):
+    net = NETWORKS["batch_norm"]()
+    plain = offsupport.adapt(net, method)
+    compiled = offsupport.adapt(torch.compile(net, backend="eager"), method)
+    for x in stream(3):
+        assert torch.allclose(compiled(x), plain(x), atol=1e-5)
+    assert compiled.events == plain.events
+    compiled.reset()
+    plain.reset()
+    x = stream(1)[0]
+    assert torch.allclose(compiled(x), plain(x), atol=1e-5)

@@ -13,6 +13,8 @@ from torch import nn
 import offsupport
 from offsupport.core.errors import ConfigError, ModelError
 from offsupport.methods.minimal import MinimalConfig
+from offsupport.testing import NETWORKS
+from offsupport.testing.case import stream
 
 CONFIG = MinimalConfig()
 
@@ -416,3 +418,23 @@ def test_images_that_show_nothing_are_not_counted():
     plain, mixed = (offsupport.adapt(net, "minimal", source=stats, group=64) for _ in range(2))
     assert_close(mixed(torch.cat([stream, grey]))[:48], plain(stream), "as without them")
     assert_close(mixed.memory["shift"], plain.memory["shift"], "shift")
+
+
+def test_what_the_model_returned_is_never_written_into():
+    """A model may hold on to its answer, or give the same place in memory to all images of a batch."""
+
+    class Holding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.held, self.copies = NETWORKS["batch_norm"](), [], []
+
+        def forward(self, x):
+            self.held.append(self.inner(x)[:1].expand(len(x), -1))
+            self.copies.append(self.held[-1].clone())
+            return self.held[-1]
+
+    model = Holding().eval()
+    adapted = offsupport.adapt(model, "minimal", inplace=True)
+    for x in stream(4, size=8):
+        adapted(x)
+    assert all(torch.equal(one, other) for one, other in zip(model.held, model.copies, strict=True))

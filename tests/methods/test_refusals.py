@@ -270,6 +270,22 @@ def test_the_remedy_for_an_object_names_where_the_logits_are(wrap, remedy):
         offsupport.adapt(Wrapped(3, 4), "source")(torch.zeros(2, 3))
 
 
+@pytest.mark.parametrize("method", ["source", "minimal", "tent"])
+@pytest.mark.parametrize(
+    ("convert", "word"),
+    [
+        (torch.Tensor.long, "int64"),
+        (lambda out: out > 0, "bool"),
+        (lambda out: out.to(torch.complex64), "complex64"),
+        (torch.Tensor.to_sparse, "sparse_coo"),
+    ],
+)
+def test_what_is_no_plain_number_is_no_logit(method, convert, word):
+    adapted = offsupport.adapt(NETWORKS["batch_norm"](), method, logits=convert)
+    with pytest.raises(ModelError, match=word):
+        adapted(*stream(1))
+
+
 def test_a_single_logit_is_refused_and_the_remedy_works():
     model = nn.Linear(3, 1)
     with pytest.raises(ModelError, match=r"torch\.cat\(\[torch\.zeros_like\(out\), out\], 1\)"):

@@ -270,6 +270,20 @@ def test_labels_of_many_classes_are_told_by_those_that_are_predicted():
     assert right(found.posterior, labels) > 0.9
 
 
+def test_an_image_that_is_surely_none_of_the_frequent_classes_changes_little_of_what_is_said_of_others():
+    """Chances of classes that are not looked at vanish entirely where a model is far too sure."""
+    logits, _ = drawn(4 * MOST + 80, 12.0, classes=3 * MOST, labels=np.repeat(np.arange(MOST + 20), 4))
+    scale = Calibration.fit(*drawn(900, 2.0, classes=3 * MOST)).source
+    plain = label_bursts(logits, scale)
+    odd = logits.copy()
+    odd[100] = -4000 * (1 - np.eye(3 * MOST)[-1])
+    found = label_bursts(odd, scale)
+    others = np.r_[:100, 101 : len(odd)]
+    assert np.allclose(found.posterior.sum(1), 1)
+    assert (found.posterior.argmax(1) == plain.posterior.argmax(1))[others].mean() > 0.97
+    assert found.evidence == pytest.approx(plain.evidence, abs=0.1)
+
+
 def test_labels_of_bursts_are_those_of_plain_loops():
     logits, _ = drawn(40, 2.0, classes=3, labels=bursty(40, classes=3, length=10))
     scale = Scale(0.8, -0.5, 0.5, 0.9, 1.5, 500)

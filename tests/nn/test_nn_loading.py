@@ -10,8 +10,10 @@ from torch import nn
 import offsupport
 from offsupport.core.checkpoints import save_tensors
 from offsupport.core.errors import ConfigError, FileError, ModelError
-from offsupport.nn import Normalized, WithProjection, build_network, load_model, projected
+from offsupport.nn import Normalized, WithProjection, build_network, load_model, loading, projected
 from offsupport.nn.inspect import best_layout
+from offsupport.nn.loading import load_mae
+from offsupport.nn.mae import mae
 from offsupport.studies import models
 
 NAME = "resnet18x0.0625"
@@ -143,7 +145,7 @@ def test_what_does_not_fit_is_named(tmp_path, model):
         load(normalization="cifar")
 
 
-@pytest.mark.parametrize("name", ["resnet18", "zoo:", "hub:resnet18", ""])
+@pytest.mark.parametrize("name", ["resnet18", "zoo:", "hub:resnet18", "", "x" * 300, "x\0", "\ud800"])
 def test_names_without_a_kind_are_refused(name):
     with pytest.raises(ConfigError, match="names no model"):
         load_model(name)
@@ -249,6 +251,34 @@ def test_a_network_that_no_memory_holds_is_not_built(tmp_path, model, factor):
         load_model(saved(tmp_path, model.state_dict(), network=f"resnet18x{factor}"))
     with pytest.raises(FileError, match=r"holds conv1\.weight of shape"):
         load_model(saved(tmp_path, model.state_dict(), network="resnet18x64"))
+
+
+@pytest.mark.parametrize(
+    ("size", "classes", "message"), [("vit-l/16", 2, "tensors of the encoder are missing"), ("tiny/4", 10**5, "holds")]
+)
+def test_an_autoencoder_larger_than_its_file_is_not_built(tmp_path, monkeypatch, size, classes, message):
+    """Weights of one column name as many classes as they like; a layer for them has many columns."""
+    devices = []
+
+    def made(*given, **options):
+        devices.append(torch.zeros(0).device.type)
+        return mae(*given, **options)
+
+    monkeypatch.setattr(loading, "mae", made)
+    head = {"classifier.1.weight": torch.zeros(classes, 1), "classifier.1.bias": torch.zeros(classes)}
+    own = {} if size != "tiny/4" else mae(size).state_dict()
+    name = saved(tmp_path, {"cls_token": torch.zeros(1), **own, **head}, network=f"mae-{size}")
+    for load in (load_model, lambda name: load_mae(name.removeprefix("file:"), size)):
+        with pytest.raises(FileError, match=message):
+            load(name)
+    assert devices == ["meta", "meta"]
+
+
+@pytest.mark.parametrize("branch", ["", ".", "layer9", "model..", "__class__", "forward", "\0", "x" * 10**5, 5, []])
+def test_a_place_where_no_rotation_head_can_branch_off_is_said(tmp_path, model, branch):
+    turns = {f"rotation.{name}": torch.zeros(4, 4) for name in ("0.weight", "weight")}
+    with pytest.raises(offsupport.OffsupportError):
+        load_model(saved(tmp_path, model.state_dict() | turns, branch=branch))
 
 
 def test_tensors_under_two_names_and_half_of_a_projection_are_refused(tmp_path, model):

@@ -1,6 +1,7 @@
 """Two replicas on a local Ray cluster answer behind one address."""
 
 import json
+import socket
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,7 +24,7 @@ def test_without_ray_the_line_that_installs_it_is_said(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_two_replicas_answer(monkeypatch):
+def test_two_replicas_answer(monkeypatch, start_ray):
     pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'offsupport[ray]'")
     import ray
     from ray import serve
@@ -31,11 +32,14 @@ def test_two_replicas_answer(monkeypatch):
     with pytest.raises(ConfigError, match="come and go"):
         ray_application(small_model(), state="kept")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # A cluster of its own: other tests may have one on this machine.
+    start_ray(lambda: ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False))
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": 8127})
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(ray_application(small_model(), "minimal", size=SIDE, replicas=2), route_prefix="/")
-        url = "http://127.0.0.1:8127"
+        url = f"http://127.0.0.1:{port}"
 
         def ask(seed):
             sent = urllib.request.Request(f"{url}/predict", png(seed), {"Content-Type": "image/png"})

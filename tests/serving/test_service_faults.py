@@ -34,14 +34,18 @@ def server(folder, *options):
     words += map(str, options)
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder)
+    patience = threading.Timer(300, process.kill)  # a server that never says where it is ends the wait
+    patience.start()
     try:
         text = ""
         while not text.endswith("}\n"):
             line = process.stdout.readline()
             assert line, (folder / "log").read_text()
             text += line
+        patience.cancel()
         yield process, json.loads(text)["url"]
     finally:
+        patience.cancel()
         process.kill()
         process.wait()
         process.stdout.close()
@@ -86,7 +90,7 @@ def test_asked_to_stop_under_load_it_answers_saves_and_goes_on_where_it_was(tmp_
         while sum(each.answered for each in load) < 20:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
         for each in load:
             each.join()
     answered = sum(each.answered for each in load)

@@ -48,8 +48,10 @@ def answers_alone() -> Iterator[None]:
 
 
 def _answer(text: str) -> None:
-    """Write a line of the answer."""
-    (_kept or sys.stdout).write(text + "\n")
+    """Write a line of the answer at once: a verb may go on for months after it."""
+    out = _kept or sys.stdout
+    out.write(text + "\n")
+    out.flush()
 
 
 def emit_json(value: Any) -> None:

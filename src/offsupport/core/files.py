@@ -105,6 +105,16 @@ def open_regular(path: Path | str) -> IO[bytes]:
         raise
 
 
+def is_file(path: Path) -> bool:
+    """Tell whether there is such a file; what is longer than any name is that of none, which Path takes for a fault."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
+
+
 def require_folder(path: Path | str) -> Path:
     """Return the folder ``path``, made if need be; refuse, before any work is done, where nothing can be written."""
     path = Path(path)

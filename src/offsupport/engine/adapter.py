@@ -1068,6 +1068,12 @@ def check_output(out: Any, samples: int) -> Tensor:
             f"The model returns shape {tuple(out.shape)} for {samples} samples.",
             "It must return logits of shape (samples, classes), with at least two classes.",
         )
+    if not out.is_floating_point() or out.layout != torch.strided:
+        what = out.dtype if out.layout == torch.strided else out.layout
+        raise ModelError(
+            f"The model returns {what}, and logits are plain floating-point numbers.",
+            "Return what its last layer gives, before any argmax, comparison or conversion.",
+        )
     if out.shape[1] == 1:
         raise ModelError(
             "The model returns a single logit per sample, and one class is always certain.",

@@ -196,9 +196,10 @@ class CountedStatistics(FollowedStatistics):
             fine += 0 if poor else len(group)
         found = torch.cat(logits) if len(logits) > 1 else logits[0]
         if poor and len(x) >= COMPANY:
-            found[fine:] = self._predict_again(
-                x[fine:] if fine else x, predict, finite_rows(found[fine:]) & shows(x[fine:])
-            )
+            counted = finite_rows(found[fine:]) & shows(x[fine:])
+            again = self._predict_again(x[fine:] if fine else x, predict, counted)
+            # Not written into: it may be what the model itself goes on holding.
+            found = torch.cat([found[:fine], again]) if fine else again
         return found
 
     def _predict_again(self, x: Tensor, predict: Predict, counted: Tensor) -> Tensor:

@@ -132,7 +132,10 @@ def label_bursts(logits: Floats, scale: Scale) -> Bursts:
     looked = np.sort(np.argsort(-p.sum(0), kind="stable")[:MOST])
     p = p[:, looked]
     usual = np.maximum(p.mean(0), 0.02 / classes)
-    found = [_bursts(p / usual, usual / usual.sum(), logits, looked, scale, reach) for reach in REACH]
+    seen = p / usual
+    # An image that is surely none of these speaks for none of them.
+    seen[p.sum(1) < np.finfo(p.dtype).tiny] = 1
+    found = [_bursts(seen, usual / usual.sum(), logits, looked, scale, reach) for reach in REACH]
     posterior, likelihood, evidence = max(found, key=lambda each: each[2])
     chained = max(_forward(likelihood, stays)[1] for stays in STAYS) / n
     return Bursts(_spread(posterior, looked, classes), evidence, chained)

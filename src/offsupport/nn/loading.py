@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from offsupport import zoo
 from offsupport.core.errors import ConfigError, FileError, ModelError, nearest
+from offsupport.core.files import is_file
 from offsupport.core.weights import read_weights, require_names, require_values
 from offsupport.nn.efficientnet import LITE0_MEAN, LITE0_STD, EfficientNetLite0, lite_name
 from offsupport.nn.inspect import best_layout
@@ -112,13 +113,21 @@ def load_mae(path: Path | str, size: str = "tiny/4", classes: int | None = None,
     weights = our_names(read_weights(path)[0])
     found = _classifier(weights)
     head: Head = changes.pop("head", "vit")
-    model = mae(size, found[1] if found else classes, found[0] if found else head, **changes)
+    make = functools.partial(mae, size, found[1] if found else classes, found[0] if found else head, **changes)
+    with torch.device("meta"):  # without memory first: nothing large is made for a file of another size
+        _fitting_mae(make(), weights, str(path))
+    model = make()
     load_weights(model, weights, str(path))
     return model
 
 
 def load_weights(model: MaskedAutoencoder, weights: Mapping[str, Tensor], where: str) -> None:
     """Put weights into an autoencoder; a classifier that they lack keeps its values, anything else is an error."""
+    model.load_state_dict({**model.state_dict(), **_fitting_mae(model, weights, where)})
+
+
+def _fitting_mae(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    """Return weights that fit an autoencoder, which need not have any memory; what does not fit is said by name."""
     own = model.state_dict()
     # Old files do not count the batches of running statistics; nothing depends on it.
     missing = [name for name in own if name not in weights and not name.endswith(_COUNT)]
@@ -145,9 +154,9 @@ def load_weights(model: MaskedAutoencoder, weights: Mapping[str, Tensor], where:
     unknown = [name for name in weights if name not in own]
     if unknown:
         raise FileError(f"{where} holds {unknown[0]}, which this network does not have.", _OTHER)
-    weights = _counted(weights)
-    require_values(weights, own, where, "this network", "Choose the size and the patch it was trained with.")
-    model.load_state_dict({**own, **weights})
+    counted = _counted(weights)
+    require_values(counted, own, where, "this network", "Choose the size and the patch it was trained with.")
+    return counted
 
 
 def our_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -234,12 +243,13 @@ def as_file(name: str) -> str:
     A file that holds no weights (a whole model, a program, a graph) is refused with its own remedy at once.
     """
     path = Path(name)
-    if not path.exists() and path.suffix.lower() not in _SUFFIXES:
+    there = is_file(path)
+    if not there and path.suffix.lower() not in _SUFFIXES:
         return ""
-    says_itself = path.is_file() and bool(read_weights(path)[1].get("network"))
+    says_itself = there and bool(read_weights(path)[1].get("network"))
     say = "" if says_itself or path.suffix.lower() == ".safetensors" else " --network NAME --normalization DATA"
     written = f"file:{name}{say}"
-    if not path.exists():
+    if not there:
         return f"There is no file {name} in {Path.cwd()}; a file of weights is named {written}."
     return f"Write {written}, for that file of weights."
 
@@ -292,7 +302,11 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
         )
     if network.startswith("mae-"):
         named = our_names(weights)
-        model = build_network(network, classes_of(named, path), normalization)
+        classes = classes_of(named, path)
+        # Without memory first: a file may name a network that is far larger than itself.
+        with torch.device("meta"):
+            _fitting_mae(_network(network, classes), named, str(path))
+        model = build_network(network, classes, normalization)
         load_weights(model.get_submodule("model"), named, str(path))  # type: ignore[arg-type]
         return model.eval()
     turns = {name.removeprefix(_TURNS): tensor for name, tensor in weights.items() if name.startswith(_TURNS)}
@@ -303,8 +317,7 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
     if "fc.bias" not in body:
         raise FileError(f"{path} holds no classifier ({', '.join(_CLASSIFIERS)}).", "Take weights saved with theirs.")
     classes = _rows(body, "fc.bias")
-    # Without memory first: a file may name a network that is far larger than itself.
-    with torch.device("meta"):
+    with torch.device("meta"):  # as above
         body = _fitting(_network(network, classes), body, path, network)
     model = build_network(network, classes, normalization)
     model.get_submodule("model").load_state_dict(body)

@@ -20,6 +20,7 @@ from offsupport.report.page import Section, Table
 from offsupport.results.rows import Row
 from offsupport.studies.episodes import PICTURES
 from offsupport.studies.errors import estimate, parts_of
+from offsupport.studies.models import unpinned
 from offsupport.studies.ours.regret import (
     BLOCK,
     Found,
@@ -519,7 +520,7 @@ def _changing(records: Sequence[Record], shown: Sequence[str]) -> list[Drawing]:
         if once and config["seed"] == 0 and config["model"] == first and config["method"] in shown:
             line = [100 * value for value in record.deterministic["trace"]]
             streams.setdefault(config["condition"], {})[config["method"]] = line
-    model = first.partition("@")[0]
+    model = unpinned(first)
     return [
         Drawing(traces(lines, "error (%)", f"blocks of {BLOCK} images seen"), f"Along the stream: {name}, on {model}.")
         for name, lines in streams.items()

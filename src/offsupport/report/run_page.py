@@ -43,6 +43,7 @@ from offsupport.report.tables import (
 from offsupport.results.rows import ENOUGH, Claim, Listing, Measured, Row, Verdict
 from offsupport.studies import TABLES, AdaptConfig, Request, error_rows
 from offsupport.studies.errors import mixed_weights
+from offsupport.studies.models import unpinned
 
 _PAIRED = (
     "Intervals are 95 %, from a bootstrap over images (over runs, for synthetic data) that pairs the two methods. "
@@ -318,7 +319,7 @@ def _bench_command(records: Sequence[Record]) -> str:
     options: dict[str, Any] = {name.replace("_", "-"): value for name, value in changed.items()}
     code = ""
     if "model" in options:
-        options["model"] = options["model"].partition("@")[0]
+        options["model"] = unpinned(options["model"])
         code = " --allow-code" if names_code(options["model"]) else ""
     for name, option in _AXES.items():
         values = dict.fromkeys(str(config[name]) for config in configs if config[name] is not None)

@@ -335,11 +335,10 @@ class Service:
         for key, stream in self._streams.items():
             if stream.idle and not stream.being_saved:
                 del self._streams[key]
-                stream.close()
+                spare = stream.make_room()
                 self.evicted += 1
                 self.log("evicted", stream=key, images=stream.images)
-                stream.adapter.reset()
-                return stream.adapter
+                return spare
         raise RefusedError(f"All {len(self._streams)} streams are busy.", "Send it again later, or use one of them.")
 
     def reset(self, key: str = DEFAULT_STREAM) -> None:
@@ -411,16 +410,21 @@ class Service:
         saved = time.monotonic()
         while not self._closing.wait(min(LOOK_EVERY, self.limits.save_every)):
             for stream in self.streams:
-                with contextlib.suppress(OffsupportError):
-                    stream.estimate()
+                self._try_to_estimate(stream)
             if time.monotonic() - saved >= self.limits.save_every and any(stream.unsaved for stream in self.streams):
                 self._try_to_save()
                 saved = time.monotonic()
 
+    def _try_to_estimate(self, stream: Stream) -> None:
+        try:
+            stream.estimate()
+        except Exception as error:  # whatever it is, streams must be saved from here on, too
+            self.log("not estimated", stream=stream.key, error=str(error))
+
     def _try_to_save(self) -> None:
         try:
             self.save()
-        except (OSError, OffsupportError) as error:  # a full disk: those who are served need not suffer
+        except Exception as error:  # a full disk, or a defect: those who are served need not suffer
             self.save_failures += 1
             self.log("not saved", error=str(error))
 

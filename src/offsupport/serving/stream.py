@@ -167,6 +167,8 @@ class Stream:
         self._line: collections.deque[_Job] = collections.deque()
         self._changed = threading.Condition()
         self._busy = self._closed = False
+        self._gone = False
+        """Whether its adapter may serve another stream by now."""
         self._estimating = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"stream {key}", daemon=True)
         self._thread.start()
@@ -194,7 +196,10 @@ class Stream:
 
     def reset(self) -> None:
         """Forget what was learnt: the adapter goes back to its start, bit for bit."""
-        self.adapter.reset()
+        with self.adapter.turn:
+            if self._gone:
+                return  # what it learnt is forgotten already
+            self.adapter.reset()
         self.resets += 1
         self.unsaved = True
 
@@ -221,6 +226,8 @@ class Stream:
             if last is not None and (last.images == self.images or time.time() - last.time < FRESH):
                 return last.estimate
             images, found = self.images, self._advised(self.adapter.estimate())
+            if self._gone:  # that may be of images of another stream
+                return None if last is None else last.estimate
             self.history.append(Point(time.time(), images, found))
             return found
 
@@ -237,6 +244,13 @@ class Stream:
             self._closed = True
             self._changed.notify()
         self._thread.join()
+
+    def make_room(self) -> Adapter:
+        """End, and return the adapter as it was at its start, for another stream."""
+        self.close()
+        self._gone = True
+        self.adapter.reset()
+        return self.adapter
 
     # The thread ------------------------------------------------------------------------------------------------------
 
@@ -286,12 +300,14 @@ class Stream:
             before = collections.Counter(self.adapter.events)
             watched = self.adapter.watched  # of this batch: the next one's turn comes with the call
             kept = self.adapter.snapshot() if self.frozen else None
-            logits = self.adapter(x)
-            new = collections.Counter(self.adapter.events) - before
-            source = self._source_logits(x, watched, new)
-            if kept is not None:
-                seen = {name: self.adapter.memory[name] for name in WATCHED if name in kept.memory}
-                self.adapter.restore(dataclasses.replace(kept, memory=kept.memory | seen))
+            try:
+                logits = self.adapter(x)
+                new = collections.Counter(self.adapter.events) - before
+                source = self._source_logits(x, watched, new)
+            finally:
+                if kept is not None:
+                    seen = {name: self.adapter.memory[name] for name in WATCHED if name in kept.memory}
+                    self.adapter.restore(dataclasses.replace(kept, memory=kept.memory | seen))
         adapted = self._guesses(logits)
         beside: Sequence[Guess | None] = [None] * len(x) if source is None else self._guesses(source)
         answers = [Answer(*both, tuple(sorted(new))) for both in zip(adapted, beside, strict=True)]

@@ -363,8 +363,10 @@ class _Handlers:
         """Adapt to one or many images, and say what is on each."""
         began, key = time.perf_counter(), _key(request)
         with self.service.admit(key) as let_in:
-            body = await _read_body(request, self.service.limits.size)
-            line = await _in(self.decoders, let_in.submit, _images_of(request, body, self.service))
+            # Nobody holds the body once its images are read: those that wait for their turn are many.
+            read = _images_of(request, await _read_body(request, self.service.limits.size), self.service)
+            line = await _in(self.decoders, let_in.submit, read)
+            del read
             answers = await asyncio.wrap_future(line)
         self.latency.observe(time.perf_counter() - began)
         request.scope["offsupport"] = {"stream": key, "images": len(answers)}

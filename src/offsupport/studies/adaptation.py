@@ -15,7 +15,7 @@ from offsupport.bench.store import versions
 from offsupport.core.errors import ConfigError
 from offsupport.core.files import canonical_json
 from offsupport.results.correctness import pack
-from offsupport.studies.models import pinned, source_model
+from offsupport.studies.models import pinned, source_model, unpinned
 
 if TYPE_CHECKING:
     from torch import nn
@@ -226,7 +226,7 @@ def clean_images(config: AdaptConfig, place: Place) -> Stream:
     from offsupport.training.recipe import list_recipes, read_recipe
     from offsupport.training.run import held_out_rows
 
-    name = config.model.partition("@")[0].removeprefix("zoo:")
+    name = unpinned(config.model).removeprefix("zoo:")
     held_out = read_recipe(name).held_out if name in list_recipes() else 0
     if not held_out:
         raise ConfigError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from offsupport import zoo
 from offsupport.core.errors import ConfigError, DataMissingError, FileError, ModelError, OffsupportError, nearest
-from offsupport.core.files import file_lock, set_aside, sha256_file
+from offsupport.core.files import file_lock, is_file, set_aside, sha256_file
 from offsupport.core.interrupts import Stopped
 from offsupport.core.progress import progress
 from offsupport.core.registry import Registry, same_definition
@@ -44,6 +44,7 @@ MODELS: Registry[BuiltIn] = Registry("model", group="offsupport.models")
 M = TypeVar("M", bound="Callable[[], nn.Module]")
 PIN = 12
 """Hexadecimal digits of a hash in a pinned name."""
+_PINNED = re.compile(rf"@[0-9a-f]{{{PIN}}}\Z")
 
 
 def register_model(name: str, about: str = "") -> Callable[[M], M]:
@@ -79,7 +80,7 @@ def register_model(name: str, about: str = "") -> Callable[[M], M]:
 def pinned(name: str) -> str:
     """Return the name with the hash of its weights (``zoo:NAME@1f2e3d4c5b6a``), so that results name their weights."""
     kind, _, rest = name.partition(":")
-    if kind not in ("zoo", "file", "pip") or "@" in rest:
+    if kind not in ("zoo", "file", "pip") or unpinned(name) != name:
         return name
     if kind == "zoo":
         _require_trained(rest)
@@ -91,6 +92,11 @@ def pinned(name: str) -> str:
     if not Path(rest).is_file():
         raise DataMissingError(f"There are no weights at {rest}.", "Check the path.")
     return f"{name}@{sha256_file(rest)[:PIN]}"
+
+
+def unpinned(name: str) -> str:
+    """Return the name without the hash of its weights, if it has one; the path of a file may hold an ``@`` itself."""
+    return _PINNED.sub("", name)
 
 
 def _require_trained(name: str) -> None:
@@ -116,8 +122,8 @@ def source_model(name: str, folder: Path, code: Collection[str] = frozenset()) -
     from offsupport.nn.loading import MODEL_PREFIXES, load_model
 
     if name.startswith(MODEL_PREFIXES):
-        plain = name.partition("@")[0]
-        if "@" in name and pinned(plain) != name:
+        plain = unpinned(name)
+        if plain != name and pinned(plain) != name:
             raise ModelError(f"The weights of {plain} have changed: this asks for {name}.", "Begin a new run.")
         return load_model(plain)
     check_name(name, code)
@@ -136,7 +142,7 @@ def check_name(name: str, code: Collection[str] = frozenset()) -> None:
     if ":" in name:
         raise ConfigError(
             f"The model {name!r} is code, and code runs only if you name it and allow it.",
-            f"Write file:{name} for that file." if Path(name).exists() else f"Add: --model {name} --allow-code",
+            f"Write file:{name} for that file." if is_file(Path(name)) else f"Add: --model {name} --allow-code",
         )
     others = "zoo:NAME, file:PATH, pip:NAME, timm:NAME, module:function with --allow-code"
     forms = f"{nearest(name, MODELS)} Other models: {others}."

@@ -36,7 +36,7 @@ from offsupport.studies.adaptation import (
     provenance_of,
 )
 from offsupport.studies.errors import Part, difference, estimate, row_name
-from offsupport.studies.models import pinned, source_model
+from offsupport.studies.models import pinned, source_model, unpinned
 from offsupport.studies.ours.regret import NETWORKS, Network, Walk, passes_of_images
 from offsupport.studies.tables import Table, TableOptions, register_table
 
@@ -299,7 +299,7 @@ def by_protocol(records: Iterable[Record]) -> Found:
     found: Found = {}
     for record in (record for record in records if record.cell.kind == "protocol"):
         config = record.cell.config
-        key = names.get(config["model"].partition("@")[0], config["model"]), config["protocol"]
+        key = names.get(unpinned(config["model"]), config["model"]), config["protocol"]
         own = found.setdefault(key, {}).setdefault(row_name(config["method"], config["hyper"]), [])
         own += [Part(record, domain) for domain in record.deterministic["domains"]]
     order = list(PROTOCOLS)
@@ -442,7 +442,7 @@ def asked(records: Sequence[Record]) -> TableOptions:
 
 def _part(config: Mapping[str, Any]) -> str:
     """Return the part of its scale that a cell belongs to."""
-    model = config["model"].partition("@")[0]
+    model = unpinned(config["model"])
     for name, piece in PARTS[_scale(config)].items():
         if piece.protocol == config["protocol"] and _NETWORKS[piece.network].model == model:
             return name
