@@ -144,7 +144,8 @@ def test_what_does_not_fit_is_named(tmp_path, model):
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18x0.125", "resnet50x0.125-imagenet", "resnet18x0.25-gn", "resnet26x0.5-imagenet-gn", "digits-small"]
+    "name",
+    ["resnet18x0.125", "resnet50x0.125-imagenet", "resnet18x0.25-gn", "resnet26x0.5-imagenet-gn", "digits-small"],
 )
 def test_a_network_that_was_not_said_or_mistaken_is_told_by_its_layers(tmp_path, name):
     """Published weights of ImageNet begin with a stem that resnet50 alone does not have: few would know its name."""
