@@ -246,7 +246,7 @@ def test_weights_of_all_kinds_get_a_remedy_that_works(call, tmp_path):
         "whole.pth": "--model module:function --allow-code",
         "traced.pt": "is a TorchScript program",
         "graph.onnx": "is an ONNX graph",
-        "file:sd.pth": "--network resnet50-imagenet --normalization imagenet",
+        "file:sd.pth": "--network resnet18x0.0625 --normalization cifar10 on the command line, in Python",
         "file:whole.pth": "--model module:function --allow-code",
         "file:traced.pt": "is a TorchScript program",
         "file:program.pt2": "is an exported program",
