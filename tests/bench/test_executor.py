@@ -1,3 +1,4 @@
+import contextlib
 import multiprocessing
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from bench_kinds import square_cell
 
-from offsupport.bench import Cell, Place, Store, run_cells
+from offsupport.bench import Cell, Here, Place, Store, run_cells
 from offsupport.core.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -110,3 +111,31 @@ def test_workers_do_not_outlive_a_killed_run(tmp_path):
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_this_process_can_compute_cells_itself(tmp_path):
+    cells = [square_cell(1), square_cell(7, "raise"), square_cell(2)]
+    summary = run_cells(cells, Place(tmp_path), executor=Here())
+    assert summary.computed == [cells[0].key, cells[2].key]
+    assert summary.failed == {cells[1].key: "RuntimeError: seven is right out"}
+    assert Store(tmp_path).read(cells[2].key).deterministic == {"square": 4}
+    assert run_cells(cells[:1], Place(tmp_path), executor=Here()).present == [cells[0].key]
+
+
+def test_asked_to_stop_this_process_begins_no_further_cell(tmp_path):
+    cells = [square_cell(1), square_cell(2)]
+
+    class Asked(Here):
+        @contextlib.contextmanager
+        def ready(self):
+            with super().ready() as run:
+
+                def once(job):
+                    job.advance = lambda note: setattr(job.stop, "asked", True)
+                    run(job)
+
+                yield once
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(cells, Place(tmp_path), executor=Asked())
+    assert computed(tmp_path) == [1]

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -202,6 +203,7 @@ def test_class_folders_give_accuracies_and_a_page_of_what_changed(call, tmp_path
     changed = [row for row in rows() if row["class"] != row["source_class"]]
     right = sum(row["class"] == row["truth"] for row in rows())
     assert f"adapting changed {len(changed)} of 40 predictions" in out
+    assert re.search(r"png\W+\d \(\d+ %\)\W+\d \(\d+ %\)", out)
     assert f"{100 * right / 40:.1f} % (" in out
     assert "--source DIR" in out  # what lets accuracies be estimated
     page = Path("predictions.html").read_text()
@@ -223,6 +225,7 @@ def test_clean_images_are_asked_for_where_they_would_help_and_were_not_given(cal
         assert (words in err) == asked
         noted = json.loads(Path("predictions.json").read_text())["notes"]
         assert any(words in note for note in noted) == asked
+        assert sum("--source DIR" in note for note in noted) == (0 if more[:1] == ("--source",) else 1)
         assert words not in out
 
 
@@ -243,7 +246,7 @@ def test_weights_of_all_kinds_get_a_remedy_that_works(call, tmp_path):
         "whole.pth": "--model module:function --allow-code",
         "traced.pt": "is a TorchScript program",
         "graph.onnx": "is an ONNX graph",
-        "file:sd.pth": "--network resnet50 --normalization imagenet",
+        "file:sd.pth": "--network resnet18x0.0625 --normalization cifar10 on the command line, in Python",
         "file:whole.pth": "--model module:function --allow-code",
         "file:traced.pt": "is a TorchScript program",
         "file:program.pt2": "is an exported program",

@@ -69,3 +69,16 @@ def test_a_method_walks_the_stream_and_bad_frames_are_not_scored(monkeypatch):
     assert walked.right == (np.concatenate(walked.predicted) == truth).tolist()
     assert walked.stage(1, 32).error == 1 - np.mean(walked.right[32:])
     assert not walked.estimates
+
+
+def test_the_table_of_the_tour_starts_no_process(tmp_path, monkeypatch):
+    """A worker takes longer to load torch than the cells of this table take to compute."""
+    from offsupport.bench import executor
+
+    def refused(*args: object) -> None:
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(executor, "_start", refused)
+    monkeypatch.setattr(demo, "ESTIMATORS", ("given-c",))
+    table = demo.synthetic_table(tmp_path / "table1")
+    assert {row.method for row in table.rows} == {"given-c"}

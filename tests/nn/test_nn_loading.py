@@ -145,6 +145,29 @@ def test_what_does_not_fit_is_named(tmp_path, model):
         load(normalization="cifar")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18x0.125", "resnet50x0.125-imagenet", "resnet18x0.25-gn", "resnet26x0.5-imagenet-gn", "digits-small"],
+)
+def test_a_network_that_was_not_said_or_mistaken_is_told_by_its_layers(tmp_path, name):
+    """Published weights of ImageNet begin with a stem that resnet50 alone does not have: few would know its name."""
+    path = tmp_path / "w.pth"
+    torch.save(build_network(name, 7, "imagenet").model.state_dict(), path)
+    for network in (None, "resnet18"):
+        with pytest.raises((ModelError, FileError), match=f"By its layers it is {name}[:;] .*--network {name} "):
+            load_model(f"file:{path}", network=network, normalization="imagenet" if network else None)
+    assert load_model(f"file:{path}", network=name, normalization="imagenet")
+
+
+def test_a_network_that_none_of_ours_resembles_is_not_guessed(tmp_path, model):
+    path = tmp_path / "w.pth"
+    weights = model.model.state_dict()
+    for change in ({"extra.weight": torch.ones(3)}, {"conv1.weight": torch.ones(())}, {"fc.bias": torch.ones(())}):
+        torch.save({**weights, **change}, path)
+        with pytest.raises(ModelError, match=r"Say it: --network resnet50-imagenet --normalization imagenet"):
+            load_model(f"file:{path}")
+
+
 @pytest.mark.parametrize("name", ["resnet18", "zoo:", "hub:resnet18", "", "x" * 300, "x\0", "\ud800"])
 def test_names_without_a_kind_are_refused(name):
     with pytest.raises(ConfigError, match="names no model"):

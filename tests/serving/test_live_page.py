@@ -63,6 +63,9 @@ def test_the_page_follows_a_stream_and_shows_hostile_names_as_text(tmp_path):
         text = until(driver, "120")
         assert "Latest images" in text
         assert len(driver.find_elements("css selector", "#recent li")) == 24
+        verdict = driver.find_element("id", "verdict").text
+        assert re.match(r"(Adapting (helps|harms|makes no difference)|Unclear whether adapting helps): \w", verdict)
+        assert all("\nalone: " in each.text for each in driver.find_elements("css selector", "#recent li"))
         assert driver.find_elements("css selector", "#accuracy .curve.adapted, #accuracy .dot.adapted")
         assert driver.find_elements("css selector", "#shifts .dot.shift")
         assert driver.title == "offsupport: live"

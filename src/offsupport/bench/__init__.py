@@ -1,7 +1,7 @@
 """Grids of cells: what to run, where the results live, who runs them. What a cell computes, its kind knows."""
 
 from offsupport.bench.cell import KINDS, Cell, Effort, Kind, Outcome, Place
-from offsupport.bench.executor import Executor, Job, Local, Summary, run_cells
+from offsupport.bench.executor import Executor, Here, Job, Local, Summary, run_cells
 from offsupport.bench.runs import Run, Status, run_grid
 from offsupport.bench.store import Invalid, Record, Store
 from offsupport.bench.verify import compare, verify
@@ -12,6 +12,7 @@ __all__ = [
     "Cell",
     "Effort",
     "Executor",
+    "Here",
     "Invalid",
     "Job",
     "Kind",

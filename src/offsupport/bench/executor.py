@@ -322,7 +322,7 @@ def run_cells(
     return summary
 
 
-# The local executor: worker processes that are replaced when they die.
+# The executors of this machine: worker processes that are replaced when they die, or the process that asks.
 
 
 @dataclass(frozen=True)
@@ -344,6 +344,29 @@ class Local:
         devices = require_gpus() if any(map(needs_gpu, job.cells)) else []
         workers = self.workers or len(devices) or cores()
         _Pool(job).run(assign(devices, min(workers, len(job.cells))))
+
+
+@dataclass(frozen=True)
+class Here:
+    """This process, a cell after the other: for a few that take less time than a process does to start.
+
+    A cell that brings this process down, or that outlasts its limit and does not stop, takes the others with it.
+    """
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Callable[[Job], None]]:
+        """Return what computes the cells of a job."""
+        yield self._run
+
+    def _run(self, job: Job) -> None:
+        for cell in job.cells:
+            if job.stop:
+                return
+            failure = attempt(job.task(cell), job.place, job.store.keep)
+            if failure is None:
+                job.done(cell)
+            else:
+                job.failed(cell, failure)
 
 
 @dataclass

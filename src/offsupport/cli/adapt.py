@@ -131,7 +131,7 @@ def estimate_text(found: Estimate) -> str:
 
 
 def _guess(label: int | None, name: str, confidence: float | None) -> str:
-    return "" if confidence is None else f"{escape(name) or label} {confidence:.2f}"
+    return "" if confidence is None else f"{escape(name) or label} ({100 * confidence:.0f} %)"
 
 
 def _show(result: FolderResult) -> None:

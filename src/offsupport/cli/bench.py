@@ -149,12 +149,12 @@ def finish(
     cells: list[Cell],
     request: Request,
     workers: int,
-    executor: str = "local",
+    executor: Literal["local", "ray", "here"] = "local",
     address: str | None = None,
     cell_minutes: float | None = None,
 ) -> Run:
     """Compute cells into a run folder; cells without a result at the end are an error with exit code 4."""
-    from offsupport.bench import Executor, Local
+    from offsupport.bench import Executor, Here, Local
     from offsupport.bench.ray_cluster import RayCluster
     from offsupport.bench.runs import run_grid
     from offsupport.core.errors import ConfigError
@@ -164,8 +164,8 @@ def finish(
     if address is not None and executor != "ray":
         raise ConfigError("--address is that of a Ray cluster.", "Add --executor ray.")
     require_folder(place.folder)
-    who: Executor = RayCluster(address, workers) if executor == "ray" else Local(workers)
-    run = run_grid(cells, place, request.to_dict(), announce=say, executor=who, cell_minutes=cell_minutes)
+    found: dict[str, Executor] = {"local": Local(workers), "ray": RayCluster(address, workers), "here": Here()}
+    run = run_grid(cells, place, request.to_dict(), announce=say, executor=found[executor], cell_minutes=cell_minutes)
     computed, present = len(run.summary.computed), len(run.summary.present)
     say(f"{len(cells)} cells: {computed} computed, {present} were there already.")
     for warning in mixed_weights(run.status().done):

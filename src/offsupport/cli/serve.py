@@ -25,7 +25,7 @@ SHORTEST_TOKEN = 16
 
 def serve(
     model: str = typer.Option(
-        ..., help="zoo:NAME, file:PATH, timm:NAME, digits-small, or module:function with --allow-code."
+        ..., help="zoo:NAME, file:PATH, pip:NAME, timm:NAME, digits-small, or module:function with --allow-code."
     ),
     method: str | None = typer.Option(
         None, help="How to adapt: a name of `offsupport list methods`; by default what suits the model."

@@ -286,20 +286,8 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
     weights, manifest = read_weights(path)
     network = network or manifest.get("network")
     normalization = normalization or manifest.get("normalization")
-    if isinstance(network, str) and not isinstance(normalization, str):
-        known = ", ".join(NORMALIZATIONS)
-        raise ModelError(
-            f"{path} does not say how its network standardises images.",
-            "Say what it was trained on: --normalization imagenet on the command line, in Python "
-            f'normalization="imagenet". Known: {known}.',
-        )
     if not (isinstance(network, str) and isinstance(normalization, str)):
-        raise ModelError(
-            f"{path} does not say which network its weights belong to.",
-            "Say it: --network resnet50 --normalization imagenet on the command line, in Python "
-            'network="resnet50", normalization="imagenet". For a network of your own: module:function with '
-            "--allow-code.",
-        )
+        raise _unsaid(path, weights, network if isinstance(network, str) else None)
     if network.startswith("mae-"):
         named = our_names(weights)
         classes = classes_of(named, path)
@@ -317,8 +305,15 @@ def _from_file(path: Path, network: str | None, normalization: str | None) -> nn
     if "fc.bias" not in body:
         raise FileError(f"{path} holds no classifier ({', '.join(_CLASSIFIERS)}).", "Take weights saved with theirs.")
     classes = _rows(body, "fc.bias")
-    with torch.device("meta"):  # as above
-        body = _fitting(_network(network, classes), body, path, network)
+    try:
+        with torch.device("meta"):  # as above
+            body = _fitting(_network(network, classes), body, path, network)
+    except FileError as error:
+        likely = _recognised(body)
+        if likely in (None, network):
+            raise
+        remedy = f'By its layers it is {likely}: --network {likely} on the command line, in Python network="{likely}".'
+        raise FileError(error.message, remedy) from None
     model = build_network(network, classes, normalization)
     model.get_submodule("model").load_state_dict(body)
     model.to(memory_format=best_layout(model))  # type: ignore[call-overload]
@@ -367,6 +362,45 @@ def split_layout(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict
         else:
             body[name] = value
     return body, head
+
+
+def _unsaid(path: Path, weights: Mapping[str, Tensor], network: str | None) -> ModelError:
+    """Return what is said of a file that does not say its network, or how that standardises images."""
+    if network is not None:
+        known = ", ".join(NORMALIZATIONS)
+        return ModelError(
+            f"{path} does not say how its network standardises images.",
+            "Say what it was trained on: --normalization imagenet on the command line, in Python "
+            f'normalization="imagenet". Known: {known}.',
+        )
+    said = f"{path} does not say which network its weights belong to."
+    likely = _recognised(split_layout(weights)[0])
+    example = likely or "resnet50-imagenet"
+    data = "imagenet" if "imagenet" in example else "cifar10"
+    words = (
+        f"--network {example} --normalization {data} on the command line, in Python "
+        f'network="{example}", normalization="{data}".'
+    )
+    if likely is None:
+        return ModelError(said, f"Say it: {words} For a network of your own: module:function with --allow-code.")
+    return ModelError(said, f"By its layers it is {likely}; say it, and the data it was trained on: {words}")
+
+
+def _recognised(body: Mapping[str, Tensor]) -> str | None:
+    """Return which of our networks has weights of these names and shapes; None where none has."""
+    first, bias = body.get("conv1.weight"), body.get("fc.bias")
+    shapes = {name: tensor.shape for name, tensor in body.items() if not name.endswith(_COUNT)}
+    width = len(first) if first is not None and first.dim() else 64
+    if bias is None or not bias.dim() or not 0 < width <= 64 * WIDEST:
+        return None
+    factor = "" if width == 64 else f"x{width / 64:g}"
+    sizes = [f"{base}{factor}{stem}{norm}" for base in _RESNETS for stem in ("", "-imagenet") for norm in ("", "-gn")]
+    with torch.device("meta"):
+        for name in ("digits-small", "efficientnet-lite0", *sizes):
+            own = _network(name, len(bias)).state_dict()
+            if shapes == {key: tensor.shape for key, tensor in own.items() if not key.endswith(_COUNT)}:
+                return name
+    return None
 
 
 def _fitting(module: nn.Module, weights: Mapping[str, Tensor], path: Path, what: str) -> dict[str, Tensor]:

@@ -370,9 +370,11 @@ def adapt_folder(
         seen = _predict(adapter, targets, batch_size, episodic, labels, spell)
     diagnosis, why_not = _diagnose(network, given, targets, reference, spell)
     notes = [*_left_out(targets, reference), *order.notes(seed, episodic or _treats_images_alone(adapter), spell)]
-    notes += [*dict.fromkeys(str(warning.message) for warning in said), *why_not]
     if source is None and adapter.info.source == "optional":
-        notes.append(_NO_CLEAN_IMAGES.format(spell("source", "DIR"), method))
+        lacking = _NO_CLEAN_IMAGES.format(spell("source", "DIR"), method)
+        # It is that folder that the diagnosis lacks, too, unless images came with the model.
+        why_not = [*why_not, lacking] if given.brings_images else [f"{lacking} {_NO_REFERENCE}"]
+    notes += [*dict.fromkeys(str(warning.message) for warning in said), *why_not]
     result = FolderResult(
         model=given.name, weights_sha256=model_sha256(network), method=method, config=asdict(adapter.config),
         batch_size=batch_size, seed=seed, size=size, shuffle=order.shuffled, episodic=episodic, predictions=seen.rows,
@@ -425,6 +427,7 @@ _NO_CLEAN_IMAGES = (
     "No clean images were given: a few hundred of those the model was made for ({}) usually make {} right more often, "
     "and in a folder for each class they make an estimate of accuracy possible."
 )
+_NO_REFERENCE = "They also tell how these images differ from those: without them there is no diagnosis."
 _ORDER_MISLEADS = (
     "The images lie in several folders and are visited one folder after the other. If these are classes, the model "
     "adapts to one class at a time, which misleads most methods: {} mixes them."

@@ -76,9 +76,14 @@ class SourceModel:
         """All names that each class goes by, where it has several."""
         return imagenet_class_names() if self.data == IMAGENET else ()
 
+    @property
+    def brings_images(self) -> bool:
+        """Whether images it was trained on are embedded in this package."""
+        return self.data == _EMBEDDED
+
     def usual_images(self, most: int, spell: Spelling = as_keyword) -> Tensor:
         """Return at most so many images it was trained on, where those are embedded; ask for a folder otherwise."""
-        if self.data != _EMBEDDED:
+        if not self.brings_images:
             raise ConfigError(
                 "What is usual for this network is not known.",
                 f"Give a folder of images it was trained on: {spell('source', 'DIR')}.",
