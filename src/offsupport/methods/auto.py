@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from offsupport.core.errors import ModelError, SourceStatsError
+from offsupport.core.progress import steps
 from offsupport.engine.adapter import Adapter, StepRejected, all_finite, require_finite_loss
 from offsupport.engine.config import MethodInfo, require
 from offsupport.engine.minimal_statistics import MinimalConfig, MinimalStatistics
@@ -261,7 +262,7 @@ class Auto(Adapter):
         if source.dim() > 2 or not self.encoder:
             return {}
         truth = source.argmax(1) if labels is None else labels.to(x.device)[order]
-        trials = [self._trial(each) for each in simulated_shifts(x)]
+        trials = [self._trial(each) for each in steps("Simulating shifts", [*simulated_shifts(x)])]
         self.reset()
         right = {
             share: sum(float((calm.lerp(bold, share).argmax(1) == truth).double().mean()) for calm, bold in trials)

@@ -41,7 +41,7 @@ from offsupport.studies.adaptation import (
     stats_of,
 )
 from offsupport.studies.errors import Part, difference
-from offsupport.studies.models import pinned, source_model
+from offsupport.studies.models import pinned, source_model, unpinned
 from offsupport.studies.ours.poison import Attack, Attacker, PoisonConfig, attacked_alike
 from offsupport.studies.paper.fig3 import SUPERVISED
 from offsupport.studies.paper.table2 import MODEL
@@ -326,7 +326,7 @@ def _kept_stats(config: RegretConfig, model: nn.Module, place: Place) -> SourceS
     from offsupport.engine import SourceStats
     from offsupport.engine.state import model_sha256
 
-    asked = dataclasses.replace(config.calibration(), model=config.model.partition("@")[0])
+    asked = dataclasses.replace(config.calibration(), model=unpinned(config.model))
     about = [versions(), model_sha256(model), dataclasses.asdict(asked)]
     path = place.folder / "source_stats" / f"{sha256_bytes(canonical_json(about).encode())}.safetensors"
     with file_lock(path):
@@ -597,7 +597,7 @@ def by_condition(records: Iterable[Record], domain: str = "stream") -> Found:
     for record in (record for record in records if record.cell.kind == "regret"):
         config = record.cell.config
         if domain in record.deterministic["domains"]:
-            key = names.get(config["model"].partition("@")[0], config["model"]), config["condition"]
+            key = names.get(unpinned(config["model"]), config["model"]), config["condition"]
             part = Part(record, domain)
             found.setdefault(key, {}).setdefault(part.method, []).append(part)
     return found
