@@ -10,10 +10,12 @@ from offsupport.bench.runs import Status
 from offsupport.bench.store import Record, Store
 from offsupport.core.errors import ConfigError
 from offsupport.functional import wilson
+from offsupport.latent.extrapolator.dense import FlowConfig
+from offsupport.latent.process.process import preset
 from offsupport.report.page import render
 from offsupport.report.run_page import run_page
 from offsupport.studies import TABLES, TableOptions
-from offsupport.studies.latent_runs import LatentConfig, LikelihoodConfig, RadiusConfig
+from offsupport.studies.latent_runs import LatentConfig, LikelihoodConfig, RadiusConfig, make
 from offsupport.studies.ours.sensitivity import CLAIMS as SENSITIVITY_CLAIMS
 from offsupport.studies.synthetic import (
     FIRST,
@@ -62,6 +64,24 @@ def test_only_methods_that_do_not_fit_targets_have_several():
     cells = [c for c in TABLES["table1"].cells("smoke", TableOptions()) if c.kind == "latent"]
     assert {c.config["method"] for c in cells if c.config["targets"] == 1} == {"vae", "imsda"}
     assert all(("kl" in c.config["options"]) == (c.config["targets"] == 1) for c in cells)
+
+
+@pytest.mark.parametrize("name", ["table1", "tableA1"])
+def test_smoke_learns_from_less_and_no_other_scale_does(name):
+    cells = [cell for cell in TABLES[name].cells("smoke", TableOptions()) if cell.kind == "latent"]
+    assert all(cell.config["changes"] == {"n_source": 4000} for cell in cells)
+    flows = {cell.config["method"] for cell in cells if "flow" in cell.config["options"]}
+    assert flows == {"extrapolator", "extrapolator-inferred"}
+    for cell in TABLES[name].cells("small", TableOptions()):
+        assert not cell.config["changes"]
+        assert "flow" not in cell.config.get("options", {})
+
+
+def test_a_cell_says_how_flows_are_fitted_in_plain_values():
+    made = make("extrapolator", preset("table", "dense"), {"flow": {"rounds": 2}})
+    assert made.flow == FlowConfig(rounds=2)
+    with pytest.raises(ConfigError, match="Unknown setting 'round' for the flow"):
+        make("extrapolator", preset("table", "dense"), {"flow": {"round": 2}})
 
 
 def test_accuracy_is_wilson_over_all_blocks():

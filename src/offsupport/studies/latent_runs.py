@@ -21,6 +21,7 @@ from offsupport.latent.baselines.only_source import OnlySource
 from offsupport.latent.baselines.trimmed import TrimmedNN
 from offsupport.latent.baselines.vae import Vae
 from offsupport.latent.baselines.vae_slab import ConditionalVae, VaeSlab
+from offsupport.latent.extrapolator.dense import FlowConfig
 from offsupport.latent.extrapolator.estimator import Extrapolator
 from offsupport.latent.inputs import Source
 from offsupport.latent.process.draws import Draws, draw, oracle
@@ -37,6 +38,7 @@ CLASSES: dict[str, type[LatentEstimator]] = {
     "extrapolator-inferred": Extrapolator,
 }
 TRANSDUCTIVE = ("imsda", "vae")
+FLOWS = ("extrapolator", "extrapolator-inferred")
 REFERENCES = ("given-c", "constant")
 KL: dict[tuple[str, str, str], float] = {
     ("vae", "classification", "dense"): 0.1,
@@ -155,7 +157,10 @@ def make(method: str, process: Process, options: dict[str, Any]) -> LatentEstima
         known |= {"d_c": process.d_c, "d_s": process.d_s}
     if method == "trimmed-nn":
         known["d_s"] = process.d_s
-    return build(CLASSES[method], {**known, **options}, f"latent method {method!r}")
+    given = {**known, **options}
+    if isinstance(given.get("flow"), dict):  # a cell holds plain values
+        given["flow"] = build(FlowConfig, given["flow"], f"the flow of latent method {method!r}")
+    return build(CLASSES[method], given, f"latent method {method!r}")
 
 
 def _predict(estimator: LatentEstimator, draws: Draws, transductive: bool) -> Tensor:

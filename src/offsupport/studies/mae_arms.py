@@ -99,13 +99,13 @@ INFORMATION = {
 _DIGITS = {"probe": "zoo:digits-mae", "joint": "digits-mae-joint", "finetune": "digits-mae-finetune"}
 SCALES = {
     "smoke": Scale(
-        "96 embedded digits under 13 corruptions in batches of 32, the zoo's autoencoder",
+        "64 embedded digits under 13 corruptions in batches of 32, the zoo's autoencoder",
         "digits-c",
         _DIGITS,
         TOGETHER,
         entropy=INFORMATION,
         seeds=1,
-        limit=96,
+        limit=2 * BATCHES,
         shifts=PUBLISHED,
         together=True,
         batch_size=BATCHES,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from offsupport.bench.cell import Cell
 from offsupport.bench.store import Record
 from offsupport.results.rows import Claim
-from offsupport.studies.paper.table1 import RUNS
-from offsupport.studies.synthetic import below_by_column, blocks, bounded, synthetic_rows, without_repeats
+from offsupport.studies.paper.table1 import ABOUT, RUNS
+from offsupport.studies.synthetic import below_by_column, blocks, bounded, made_quick, synthetic_rows, without_repeats
 from offsupport.studies.tables import Table, TableOptions, register_table
 
 METHODS = (
@@ -44,7 +44,8 @@ BOUNDS = {f"sparse-{distance:g}": 0.30 for distance in COLUMNS["sparse"]}
 
 def grid(scale: str, options: TableOptions) -> list[Cell]:
     """Return the cells; nothing but the package is needed at any scale."""
-    return without_repeats(blocks(METHODS, COLUMNS, "regression", RUNS[scale], options), 0)
+    cells = without_repeats(blocks(METHODS, COLUMNS, "regression", RUNS[scale], options), 0)
+    return made_quick(cells) if scale == "smoke" else cells
 
 
 def claims(records: Sequence[Record]) -> list[Claim]:
@@ -56,7 +57,7 @@ register_table(
     Table(
         name="tableA1",
         title="Synthetic regression: mean squared error by kind and distance of the shift",
-        scales={scale: f"{runs} runs per column, all methods on the same runs" for scale, runs in RUNS.items()},
+        scales=ABOUT,
         options=frozenset({"methods", "runs"}),
         grid=grid,
         rows=lambda records: synthetic_rows(records, PRINTED),
