@@ -156,7 +156,10 @@ _PHOTOGRAPHS = Scale(
     alone=True,
     adapted=tuple(_JOINT),
     tuned=("larger",),
-    chosen={("larger", "mae-ttt"): {"lr": 1e-4}, ("larger", "mae-ttt+em"): {"lr": 1e-4}},
+    chosen={
+        ("larger", "mae-ttt"): {"lr": 1e-4},
+        ("larger", "mae-ttt+em"): {"lr": 1e-4, "em_lr": 1e-3, "em_tune": "encoder"},
+    },
 )
 _ONLINE = {"online": True, "steps": 1, "masks": 2 * BATCHES, "optimizer": "adam", "lr": 1e-4}
 BATCHED = {
