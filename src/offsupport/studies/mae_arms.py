@@ -156,6 +156,10 @@ _PHOTOGRAPHS = Scale(
     alone=True,
     adapted=tuple(_JOINT),
     tuned=("larger",),
+    chosen={
+        ("larger", "mae-ttt"): {"lr": 1e-4},
+        ("larger", "mae-ttt+em"): {"lr": 1e-4, "em_lr": 1e-3, "em_tune": "encoder"},
+    },
 )
 _ONLINE = {"online": True, "steps": 1, "masks": 2 * BATCHES, "optimizer": "adam", "lr": 1e-4}
 BATCHED = {
@@ -165,6 +169,10 @@ BATCHED = {
         about="the same on 160 images, one step per batch, never put back",
         hyper=_ONLINE,
         limit=160,
+        chosen={
+            ("larger", "mae-ttt"): {"lr": 3e-4},
+            ("larger", "mae-ttt+em"): {"lr": 3e-4, "em_lr": 3e-4, "em_tune": "encoder-and-head"},
+        },
     ),
 }
 """Photographs in batches of different images, as the digits are (Table 4)."""
