@@ -32,7 +32,7 @@ def on_page_content(content: str, **_: Any) -> str:
     """Turn LaTeX into MathML, which browsers draw by themselves; shorten names to those that users import."""
     content = _NAME.sub(lambda found: found.group(1) + public_name(found.group(2)), content)
     content = _ROLE.sub(lambda found: f"<code>{found.group(1)}</code>", content)
-    return _MATH.sub(lambda found: convert(html.unescape(found.group(2)), _display(found.group(1))), content)
+    return _MATH.sub(lambda found: _drawn(html.unescape(found.group(2)), alone=found.group(1) == "div"), content)
 
 
 def public_name(path: str) -> str:
@@ -85,5 +85,7 @@ def _default(value: Any) -> str:
     return f"`{value}`" if shown else ""
 
 
-def _display(element: str) -> str:
-    return "block" if element == "div" else "inline"
+def _drawn(latex: str, *, alone: bool) -> str:
+    """Return MathML; a formula on lines of its own is a paragraph, which scrolls where it is wider than the page."""
+    drawn: str = convert(latex, display="block" if alone else "inline")
+    return f"<p>{drawn}</p>" if alone else drawn

@@ -284,6 +284,18 @@ def test_an_image_that_is_surely_none_of_the_frequent_classes_changes_little_of_
     assert found.evidence == pytest.approx(plain.evidence, abs=0.1)
 
 
+def test_a_model_that_is_right_more_often_than_always_by_transport_is_right_always(monkeypatch):
+    """What a law has no room for by chance is added, which may come to more than one."""
+    logits, labels = drawn(120, 6.0, classes=3, labels=bursty(120, classes=3, length=10))
+    scale = Calibration.fit(*drawn(300, 6.0, classes=3)).source
+    monkeypatch.setattr(Scale, "transported", lambda *_: 1.2)
+    found = label_bursts(logits, scale)
+    assert found.posterior.min() >= 0
+    assert np.allclose(found.posterior.sum(1), 1)
+    assert np.isfinite(found.evidence)
+    assert right(found.posterior, labels) > 0.9
+
+
 def test_labels_of_bursts_are_those_of_plain_loops():
     logits, _ = drawn(40, 2.0, classes=3, labels=bursty(40, classes=3, length=10))
     scale = Scale(0.8, -0.5, 0.5, 0.9, 1.5, 500)

@@ -164,7 +164,8 @@ def _bursts(
             law, labels = (np.where(side[:, None] == 0, *pair) for pair in (laws, halves))
             confusion = _confusion(confusion, labels / np.maximum(likelihood, 1e-300), seen, right)
             likelihood = seen @ confusion.T
-        right = scale.transported(logits, _spread(labels, looked, logits.shape[1]).mean(0))
+        # Transport adds what a law has no room for by chance, and may so come to more than all images.
+        right = min(1.0, scale.transported(logits, _spread(labels, looked, logits.shape[1]).mean(0)))
     return labels, likelihood, float(np.log((likelihood * law).sum(1)).mean())
 
 
