@@ -70,7 +70,10 @@ def test_table_a3_grid_has_both_models_and_their_clean_accuracy():
 
 
 def test_models_of_every_scale_are_told_apart():
-    names = ["zoo:cifar10-resnet18x0.25-moco@abcdefabcdef", "file:weights/imagenet-resnet50-moco.safetensors@abcdefabcdef"]
+    names = [
+        "zoo:cifar10-resnet18x0.25-moco@abcdefabcdef",
+        "file:weights/imagenet-resnet50-moco.safetensors@abcdefabcdef",
+    ]
     made = [source_record("tent", name, 10) for name in ("digits-moco", "digits-small-early")]
     pinned = [make_record("tent", "fog", flags(10), "digits-c", model=name) for name in names]
     assert list(table_a3.by_source(made)) == [("tent", "moco"), ("tent", "supervised")]
