@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from estimate import NETWORKS
-from norm_statistics import CLEAN, START, Streams
+from norm_statistics import CLEAN, START, Streams, tell
 from torch import Tensor, nn
 
 import offsupport
-from offsupport.core.files import write_text
 from offsupport.core.progress import progress
 from offsupport.data import corrupt
 from offsupport.engine import SourceStats
@@ -134,13 +131,7 @@ def main() -> None:
                     rows.append({"network": network, "lr": lr, "streams": kind, **mean})
                 advance()
     result = {"images": given.images, "corruptions": list(SHIFTS), "rows": rows}
-    if given.out:
-        write_text(given.out, json.dumps(result, indent=1) + "\n")
-    if given.json:
-        json.dump(result, sys.stdout, indent=1)
-        return
-    for row in rows:
-        print(*(f"{key}={value}" for key, value in row.items()))
+    tell(result, rows, given)
 
 
 if __name__ == "__main__":

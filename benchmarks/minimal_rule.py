@@ -13,8 +13,6 @@ one network of either family instead, and also on streams of 4 images that each 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from estimate import NETWORKS
-from norm_statistics import BOTH, START, Streams
+from norm_statistics import BOTH, START, Streams, tell
 
 import offsupport
-from offsupport.core.files import write_text
 from offsupport.core.progress import progress
 from offsupport.methods import Adapter
 
@@ -104,13 +101,7 @@ def main() -> None:
                 rows += [{"network": network, "order": order, **found}] if found else []
                 advance()
     result = {"images": given.images, "streams": list(STREAMS), "rows": rows}
-    if given.out:
-        write_text(given.out, json.dumps(result, indent=1) + "\n")
-    if given.json:
-        json.dump(result, sys.stdout, indent=1)
-        return
-    for row in rows:
-        print(*(f"{key}={value}" for key, value in row.items()))
+    tell(result, rows, given)
 
 
 if __name__ == "__main__":

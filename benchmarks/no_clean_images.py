@@ -12,18 +12,15 @@ layers, squared and in units of the guessed variance between images), which is w
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
 from estimate import NETWORKS
-from norm_statistics import CLEAN, START, Streams
+from norm_statistics import CLEAN, START, Streams, tell
 
 import offsupport
-from offsupport.core.files import write_text
 from offsupport.core.progress import progress
 
 SHIFTS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
@@ -76,13 +73,7 @@ def main() -> None:
                 rows += [{"network": network, "order": order, **found}] if found else []
                 advance()
     result = {"images": given.images, "streams": ["clean", *SHIFTS], "rows": rows}
-    if given.out:
-        write_text(given.out, json.dumps(result, indent=1) + "\n")
-    if given.json:
-        json.dump(result, sys.stdout, indent=1)
-        return
-    for row in rows:
-        print(*(f"{key}={value}" for key, value in row.items()))
+    tell(result, rows, given)
 
 
 if __name__ == "__main__":

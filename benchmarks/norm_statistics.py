@@ -20,6 +20,7 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,6 +144,17 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
+def tell(result: dict[str, Any], lines: Sequence[dict[str, Any]], given: argparse.Namespace) -> None:
+    """Write a result where ``--out`` says, and print it as JSON or line by line."""
+    if given.out:
+        write_text(given.out, json.dumps(result, indent=1) + "\n")
+    if given.json:
+        json.dump(result, sys.stdout, indent=1)
+        return
+    for line in lines:
+        print(*(f"{key}={value}" for key, value in line.items()))
+
+
 def main() -> None:
     """Compute what is missing, and print the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -166,13 +178,7 @@ def main() -> None:
             advance()
     rows = [row for row in rows if row]
     result = {"images": given.images, "streams": len(rows), "of": len(wanted), "summary": summary(rows), "rows": rows}
-    if given.out:
-        write_text(given.out, json.dumps(result, indent=1) + "\n")
-    if given.json:
-        json.dump(result, sys.stdout, indent=1)
-        return
-    for line in result["summary"]:
-        print(*(f"{key}={value}" for key, value in line.items()))
+    tell(result, result["summary"], given)
 
 
 if __name__ == "__main__":
