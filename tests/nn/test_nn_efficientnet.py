@@ -1,4 +1,5 @@
 import importlib.util
+import sys
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ def install(folder, monkeypatch, weights):
     (folder / PACKAGE / "models").mkdir(parents=True)
     (folder / PACKAGE / "__init__.py").write_text("raise RuntimeError('imported')")
     torch.save(weights, folder / PACKAGE / "models" / "efficientnet-lite0-1234.pth")
+    monkeypatch.delitem(sys.modules, PACKAGE, raising=False)  # the real one, where another test imported it
     monkeypatch.syspath_prepend(str(folder))
 
 
